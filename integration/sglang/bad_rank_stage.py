@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from generation import LONG, SHORT, cacheable, generate_all, prompt
-from main_stage import PATIENT_S, Scene
+from generation import LONG, SHORT, cacheable, generate, generate_all, prompt
+from scene import Scene
 from server import Server
 from stage import Place
 
-FAULTS = {"half exists": True, "half loads": True, "loads fail": False, "raises": False}
-"""Whether something is loaded nevertheless."""
+LOADS = {"half exists": True, "half loads": True, "loads fail": False, "raises": False}
+"""Faults of loads, and whether something is loaded nevertheless."""
+SAVES = "saves fail"
 LATE = "silent"
+DEADLINE_S = 2.0
+SILENT_S = 2.5
+"""Beyond the deadline. From five seconds on, SGLang itself ends when it is flushed meanwhile."""
 FAULTY = Path(__file__).resolve().parent / "faulty"
 
 
@@ -21,8 +25,8 @@ class BadRank(Scene):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place, "bad-rank", ranks=2)
-        rng = random.Random("bad rank")
-        self.prompts = [prompt(rng, length) for length in (SHORT, LONG)]
+        self._rng = random.Random("bad rank")
+        self.prompts = [prompt(self._rng, length) for length in (SHORT, LONG)]
         self.file = place.work / "fault"
 
     def run(self) -> None:
@@ -30,36 +34,63 @@ class BadRank(Scene):
         self.daemon.start()
         server = self.start(
             1,
-            variables={"PYTHONPATH": str(FAULTY), "KVCONN_TEST_FAULT_FILE": str(self.file)},
+            variables={
+                "PYTHONPATH": str(FAULTY),
+                "KVCONN_TEST_FAULT_FILE": str(self.file),
+                "KVCONN_TEST_SILENT_S": str(SILENT_S),
+            },
             module_path="faulty_storage",
             class_name="FaultyStorage",
-            deadline=PATIENT_S,
+            deadline=DEADLINE_S,
         )
         self.cold(server)
-        for fault, some in FAULTS.items():
-            self.faulty(server, fault, some)
-        self.file.write_text(LATE)
-        server.flush_cache()
-        self.identical("one rank answers late", self.answers(server))
-        self.over(server, "one rank answers late")
+        for fault, some in LOADS.items():
+            self.load(server, fault, some)
+        for fault in (SAVES, "raises"):
+            self.save(server, fault)
+        self.late(server)
+        self.back(server, "one rank misbehaved")
         self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
         server.kill()
         self.daemon.terminate()
 
-    def faulty(self, server: Server, fault: str, some: bool) -> None:
-        """Have one rank fail: both use what both have."""
+    def load(self, server: Server, fault: str, some: bool) -> None:
+        """Have loads of one rank fail: both use what both have."""
         self.file.write_text(fault)
-        server.flush_cache()
-        answers = self.answers(server)
-        self.identical(fault, answers)
-        loaded = [a.storage for a in answers]
-        fewer = all((n > 0) == some and n < cacheable(len(p)) for n, p in zip(loaded, self.prompts, strict=True))
-        self.report.check(f"{self.name}: {fault}: both ranks use what both have", fewer, f"{loaded} tokens")
-        server.flush_cache()
-        self.identical(f"{fault}, at the same time", generate_all(server.port, self.prompts))
-        self.over(server, fault)
+        loaded: list[int] = []
 
-    def over(self, server: Server, fault: str) -> None:
-        """Check that everything comes from storage again once the rank behaves."""
+        def asked() -> bool:
+            answers = generate_all(server.port, self.prompts)
+            self.identical(fault, answers)
+            loaded[:] = [a.storage for a in answers]
+            return all((n > 0) == some and n < cacheable(len(p)) for n, p in zip(loaded, self.prompts, strict=True))
+
+        fewer = self.found(server, asked)
+        self.report.check(f"{self.name}: {fault}: both ranks use what both have", fewer, f"{loaded} tokens")
+
+    def save(self, server: Server, fault: str) -> None:
+        """Have one rank save nothing of a prompt: neither loads it, and it is saved again."""
+        tokens = prompt(self._rng, SHORT)
+        self.file.write_text(fault)
+        cold = generate(server.port, tokens)
+        server.flush_cache()
         self.file.write_text("")
-        self.back(server, fault)
+        again = generate(server.port, tokens)
+        got, want = (again.tokens, again.storage), (cold.tokens, 0)
+        self.report.equal(f"{self.name}: {fault}, when saving: nothing is loaded", got, want)
+
+        def asked() -> bool:
+            warm = generate(server.port, tokens)
+            self.report.equal(f"{self.name}: {fault}, when saving, and over: identical", warm.tokens, cold.tokens)
+            return warm.storage > 0
+
+        self.report.check(f"{self.name}: {fault}, when saving, and over: from storage", self.found(server, asked))
+
+    def late(self, server: Server) -> None:
+        """Have all calls of one rank end after the deadline."""
+        self.file.write_text(LATE)
+        server.flush_cache()
+        answer = generate(server.port, self.prompts[0])
+        right = answer.tokens == self.references[0].tokens
+        self.report.check(f"{self.name}: one rank answers {SILENT_S:g} s late: identical", right)
+        self.file.write_text("")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import environment
-from main_stage import MODEL_SEED
 from processes import Daemon
+from scene import MODEL_SEED
 from server import Server
 from stage import Place
 from storage import Storage, kvconn
@@ -34,7 +34,7 @@ class System:
 
     def start(self) -> None:
         """Start the server, and return when it serves."""
-        self.server.start(self.storage(), arguments=self.arguments)
+        self.server.start(self.storage(), calm=False, arguments=self.arguments)
         self.server.wait()
 
     def settle(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from generation import SHORT, cacheable, generate, prompt
-from main_stage import BACKEND, PATIENT_S, Scene, pages
+from scene import BACKEND, PATIENT_S, Scene, pages
 from stage import Place
 
 REPLICAS = 2

@@ -9,7 +9,7 @@ import environment
 from daemon_faults import after
 from damage import flip_bits
 from generation import LONG, SHORT, generate, generate_all, prompt
-from main_stage import Scene, pages
+from scene import Scene, pages
 from server import Server
 from stage import Place
 

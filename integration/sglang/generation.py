@@ -54,9 +54,9 @@ def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(4, 260) for _ in range(length)]
 
 
-def cacheable(length: int) -> int:
+def cacheable(length: int, page_size: int = PAGE_SIZE) -> int:
     """Return how many tokens of a prompt a cache can give back: full pages, and not the last token."""
-    return (length - 1) // PAGE_SIZE * PAGE_SIZE
+    return (length - 1) // page_size * page_size
 
 
 def post(

@@ -3,133 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-import environment
-from generation import LONG, MAX_TOKENS, PAGE_SIZE, SHORT, Generation, cacheable, generate, generate_all, prompt
-from processes import Daemon
+from generation import LONG, SHORT, Generation, cacheable, generate, generate_all, prompt
+from scene import BACKEND, PATIENT_S, Scene, pages
 from server import Server
 from stage import Place
-from storage import kvconn
+from storage import printed
 
-MODEL_SEED = 1
-BACKEND = "KVConnStorage"
-PATIENT_S = 5
-"""What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
-ATTEMPTS = 5
-STOOD_STILL = "stood still in the middle of a copy"
-"""Why a call may be late, if the daemon is stopped: its memory cannot be given back earlier."""
-
-
-class Scene:
-    """A daemon with a store of its own, and servers that keep their pages in it."""
-
-    freezes = False
-    """Whether the daemon is stopped at times."""
-
-    def __init__(self, place: Place, name: str, ranks: int) -> None:
-        self.name = name if ranks == 1 else f"{name}, {ranks} ranks"
-        self.place, self.report, self.ranks = place, place.report, ranks
-        self.model = environment.model(place.env, MODEL_SEED)
-        self._label = f"{name}-{ranks}"
-        self.daemon = Daemon(
-            place.binary,
-            place.work / f"store-{self._label}",
-            place.sockets / f"{self._label}.sock",
-            place.work / f"kvconnd-{self._label}.log",
-        )
-        self.prompts: Sequence[Sequence[int]] = ()
-        self.references: list[Generation] = []
-
-    def start(
-        self,
-        number: int,
-        replicas: int = 1,
-        arguments: Sequence[str] = (),
-        variables: Mapping[str, str] | None = None,
-        **settings: Any,
-    ) -> Server:
-        """Return a server that serves. Its arguments and variables, and settings of the backend, may be given."""
-        log = self.place.work / f"sglang-{self._label}-{number}.log"
-        server = Server(self.place.env, self.model, log)
-        storage = kvconn(
-            self.place.binary, self.daemon.socket_path, digest_cache=str(self.place.work / "digests"), **settings
-        )
-        server.start(storage, self.ranks, replicas, arguments=arguments, variables=variables)
-        server.wait()
-        self.connected(self.ranks * replicas)
-        return server
-
-    def connected(self, ranks: int = 0) -> None:
-        """Wait until the daemon has the server's ranks."""
-        want = ranks or self.ranks
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= want, "the ranks")
-
-    def cold(self, server: Server) -> None:
-        """Generate for all prompts for the first time: later answers are compared with these. All is on disk then."""
-        self.references = self.answers(server)
-        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
-        self.report.check(f"{self.name}: served, nothing cached yet", whole)
-        self.saved(sum(pages(p) for p in self.prompts))
-
-    def answers(self, server: Server) -> list[Generation]:
-        """Generate for all prompts, one after the other."""
-        return [generate(server.port, p) for p in self.prompts]
-
-    def identical(self, when: str, answers: Sequence[Generation]) -> None:
-        """Check that answers are those of the cold run."""
-        wrong = [i for i, (a, r) in enumerate(zip(answers, self.references, strict=True)) if a.tokens != r.tokens]
-        self.report.equal(f"{self.name}: {when}: identical", wrong, [])
-
-    def back(self, server: Server, when: str) -> None:
-        """Wait until everything comes from the daemon again. On a busy machine a load may miss its deadline."""
-
-        def asked() -> bool:
-            answers = self.answers(server)
-            self.identical(f"{when}, and back", answers)
-            return all(a.storage > 0 for a in answers)
-
-        self.report.check(f"{self.name}: {when}, and back: from storage again", self.found(server, asked))
-
-    def found(self, server: Server, asked: Callable[[], bool]) -> bool:
-        """Have questions asked, a few times at most, until they say that all came from storage."""
-        for _ in range(ATTEMPTS):
-            self.connected()
-            server.flush_cache()
-            if asked():
-                return True
-        return False
-
-    def no_errors(self, server: Server) -> None:
-        """Check that the engine is well."""
-        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
-        errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
-        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
-        late = server.lines("kvconn", "its deadline is")
-        if self.freezes:
-            late = [line for line in late if STOOD_STILL not in line]
-        self.report.check(f"{self.name}: no call later than its deadline", not late, "; ".join(late[:2]))
-
-    def saved(self, blocks: int) -> None:
-        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
-        want = blocks * self.ranks
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_saved_blocks_total") >= want, f"{want} blocks")
-        self.daemon.wait_for_writes()
+CPU = ("--hicache-io-backend", "direct")
+"""What the printed line lacks on a CPU, which has none of the kernels that copy pages."""
 
 
 class Main(Scene):
-    """Cold, after a flush, and after restarts of the engine, of the daemon and of both."""
+    """Cold, after a flush, at a second server, and after restarts of the engine, of the daemon and of both.
+
+    One rank has the second server beside the first. It is started with the whole line that `kvconnd config sglang`
+    prints, so it keeps nothing in host memory and has the deadlines of real use. All have the line's page size.
+    """
 
     def __init__(self, place: Place, ranks: int = 1) -> None:
         super().__init__(place, "main", ranks)
         rng = random.Random("main")
         self.prompts = [prompt(rng, length) for length in (SHORT, LONG)]
+        self._others = [prompt(rng, length) for length in (SHORT, LONG)]
+        self._line = printed(place.binary, self.daemon.socket_path)
+        self.page_size = int(self._line[self._line.index("--page-size") + 1])
 
     def run(self) -> None:
         """Run everything."""
         self.daemon.start()
-        server = self.start(1, deadline=PATIENT_S)
+        self.doctor()
+        server = self.patient(1)
         self.cold(server)
         server.flush_cache()
         self.from_storage("after a flush", self.answers(server))
@@ -142,40 +49,88 @@ class Main(Scene):
         server.flush_cache()
         self.from_storage("after a restart of the daemon", self.answers(server))
         self.report.check(f"{self.name}: the engine is healthy after that", server.healthy())
-        server.kill()
-        server = self.start(2, deadline=PATIENT_S)
-        self.from_storage("after kill -9 and a restart of the engine", self.answers(server))
-        server.kill()
+        if self.ranks == 1:
+            self.beside(server)
+        else:
+            server.kill()
+            server = self.patient(2)
+            self.from_storage("after kill -9 and a restart of the engine", self.answers(server))
+            server.kill()
         self.daemon.kill()
         self.daemon.start()
-        server = self.start(3, deadline=PATIENT_S)
+        server = self.patient(3)
         self.from_storage("after kill -9 and a restart of both", self.answers(server))
         self.no_errors(server)
         server.kill()
         self.daemon.terminate()
 
+    def patient(self, number: int) -> Server:
+        """Return a server that serves, and waits for loads as long as they take."""
+        return self.start(number, arguments=("--page-size", str(self.page_size)), deadline=PATIENT_S)
+
+    def doctor(self) -> None:
+        """Check that `kvconnd doctor sglang` finds nothing wrong with the printed line."""
+        command = [str(self.place.binary), "doctor", "sglang", "--", *self._line]
+        done = subprocess.run(command, env=self.place.env.variables(), capture_output=True, text=True, check=False)
+        well = done.returncode == 0
+        said = "" if well else done.stdout + done.stderr
+        self.report.check(f"{self.name}: the doctor finds nothing wrong with the printed line", well, said)
+
     def from_storage(self, when: str, answers: Sequence[Generation]) -> None:
         """Check that answers are those of the cold run, and had all of their prompts loaded by the backend."""
         got = [(a.tokens, a.storage, a.cached, a.storage_backend) for a in answers]
-        full = [cacheable(len(p)) for p in self.prompts]
+        full = [cacheable(len(p), self.page_size) for p in self.prompts]
         want = [(r.tokens, n, n, BACKEND) for r, n in zip(self.references, full, strict=True)]
         self.report.equal(f"{self.name}: {when}: identical, all full pages from the backend", got, want)
 
     def extended(self, server: Server) -> None:
         """Check a prompt that goes on after one that the engine holds: the rest of it is computed, and then loaded."""
-        longer = self.prompts[0] + prompt(random.Random("longer"), SHORT)
+        first, size = self.prompts[0], self.page_size
+        longer = first + prompt(random.Random("longer"), SHORT)
         before = int(self.daemon.metric("kvconn_saved_blocks_total")) // self.ranks
         cold = generate(server.port, longer)
-        self.saved(before + pages(longer) - pages(self.prompts[0]))
+        self.saved(before + pages(longer, size) - pages(first, size))
         server.flush_cache()
-        generate(server.port, self.prompts[0])
+        generate(server.port, first)
         warm = generate(server.port, longer)
-        rest = cacheable(len(longer)) - pages(self.prompts[0]) * PAGE_SIZE
+        rest = cacheable(len(longer), size) - pages(first, size) * size
         got = (warm.tokens, warm.cached, warm.storage >= rest)
-        want = (cold.tokens, cacheable(len(longer)), True)
+        want = (cold.tokens, cacheable(len(longer), size), True)
         self.report.equal(f"{self.name}: the rest of a prompt whose beginning the engine holds", got, want)
 
+    def beside(self, first: Server) -> None:
+        """Start a second server with the printed line. What one has saved the other loads, also both at once."""
+        second = Server(self.place.env, self.model, self.place.work / "sglang-main-2.log")
+        second.start(None, arguments=[*self._line, *CPU])
+        second.wait()
+        self.connected(2)
+        self.loaded("what the first saved, at the second", second, self.prompts, self.references)
+        before = int(self.daemon.metric("kvconn_saved_blocks_total"))
+        cold = generate_all(second.port, self._others)
+        self.saved(before + sum(pages(p, self.page_size) for p in self._others))
+        self.loaded("what the second saved, at the first", first, self._others, cold)
 
-def pages(tokens: Sequence[int]) -> int:
-    """Return the full pages of a prompt."""
-    return len(tokens) // PAGE_SIZE
+        def both(server: Server) -> None:
+            self.loaded("both at once", server, self.prompts, self.references)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(both, (first, second)))
+        self.no_errors(first)
+        first.kill()
+        self.loaded("after kill -9 of the first, at the second", second, self.prompts, self.references)
+        self.no_errors(second)
+        second.kill()
+
+    def loaded(self, when: str, server: Server, prompts: Sequence[Sequence[int]], cold: Sequence[Generation]) -> None:
+        """Check that prompts are answered as when cold, and that all of them can be loaded.
+
+        On a busy machine loads may end at a deadline, so they are asked for a few times at most.
+        """
+        want = [(cacheable(len(p), self.page_size), BACKEND) for p in prompts]
+
+        def asked() -> bool:
+            answers = generate_all(server.port, prompts)
+            self.report.equal(f"{self.name}: {when}: identical", [a.tokens for a in answers], [c.tokens for c in cold])
+            return [(a.storage, a.storage_backend) for a in answers] == want
+
+        self.report.check(f"{self.name}: {when}: all full pages from the backend", self.found(server, asked))

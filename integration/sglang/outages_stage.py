@@ -12,7 +12,7 @@ from pathlib import Path
 
 from damage import cut, swap_pages, swap_records, zero_pages
 from generation import LONG, SHORT, Generation, generate, prompt
-from main_stage import Scene
+from scene import Scene
 from server import Server
 from stage import Place
 

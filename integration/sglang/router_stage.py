@@ -12,17 +12,19 @@ from typing import Any
 
 import environment
 from generation import PAGE_SIZE, SHORT, cacheable, prompt
-from main_stage import MODEL_SEED, PATIENT_S
 from processes import Daemon
 from router_client import Answer, send
 from router_engine import free_ports
 from router_process import Match, Router
+from scene import MODEL_SEED, PATIENT_S
 from server import Server
 from stage import Place
 from storage import kvconn
 
 CONVERSATIONS = 4
 RANKS = (1, 2)
+BODY_PINNED = 1
+"""The rank that requests can ask for in SGLang's way, by a number in the body."""
 
 
 @dataclass
@@ -34,6 +36,11 @@ class Node:
     daemon: Daemon
     events: int
     """The port of the server's events; that of their replay is the next."""
+
+    @property
+    def dp_rank(self) -> int:
+        """The number that requests to SGLang name it by."""
+        return 0 if self.rank == BODY_PINNED else 1
 
     def launch(self, binary: Any) -> None:
         """Start the server; its `wait` waits until it serves."""
@@ -54,9 +61,12 @@ class Node:
             "engine": "sglang",
             "endpoint": f"http://127.0.0.1:{self.server.port}",
             "events": {
-                "endpoint": f"tcp://127.0.0.1:{self.events}",
-                "replay_endpoint": f"tcp://127.0.0.1:{self.events + 1}",
+                "endpoint": f"tcp://127.0.0.1:{self.events - self.dp_rank}",
+                "replay_endpoint": f"tcp://127.0.0.1:{self.events + 1 - self.dp_rank}",
             },
+            # Only one has data-parallel rank 0, so a request may name that. The router adds it to the ports of events.
+            "dp_mode": "internal" if self.rank == BODY_PINNED else "external",
+            "dp_rank": self.dp_rank,
             "node": f"node-{self.rank}",
             "node_url": f"http://127.0.0.1:{self.daemon.port}",
             "cache_model": model,
@@ -149,7 +159,13 @@ class Routed:
             self.report.equal(f"router: {when}: pages loaded from the disk of each node", got, pages)
 
     def pinned(self) -> None:
-        """A client that asks for a rank gets it, wherever the pages are."""
+        """A client that asks for a rank gets it, by SGLang's field in the body or by the router's header."""
+        by_body = [send(self.router.port, p, routed_dp_rank=self.nodes[BODY_PINNED].dp_rank) for p in self.prompts]
+        self.ok("pinned by the body", by_body)
+        at = [a.rank for a in by_body]
+        self.report.equal("router: pinned by the body: at that rank", at, [BODY_PINNED] * CONVERSATIONS)
+        texts = [a.text for a in self.first]
+        self.report.equal("router: pinned by the body: identical", [a.text for a in by_body], texts)
         wanted = [3 - a.rank for a in self.first]
         answers = [
             send(self.router.port, p, headers={"X-KVConn-Rank": str(n)})
@@ -157,7 +173,7 @@ class Routed:
         ]
         self.ok("pinned", answers)
         self.report.equal("router: pinned: at that rank", [a.rank for a in answers], wanted)
-        self.report.equal("router: pinned: identical", [a.text for a in answers], [a.text for a in self.first])
+        self.report.equal("router: pinned: identical", [a.text for a in answers], texts)
 
     def lost(self) -> None:
         """One server is killed: its prompts are answered by the other."""

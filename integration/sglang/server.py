@@ -39,12 +39,15 @@ class Server(Program):
         ranks: int = 1,
         replicas: int = 1,
         layout: str = LAYOUT,
+        calm: bool = True,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start it; `wait` waits until it serves. Without storage there is no hierarchical cache.
 
-        `ranks` are tensor-parallel, `replicas` data-parallel.
+        `ranks` are tensor-parallel, `replicas` data-parallel. A calm server sleeps when it has nothing to do, where
+        SGLang spins. It computes with one thread: two that wait for each other in each layer take ten times as long
+        where other programs want the cores, too.
 
         What is given last holds: arguments and variables of one's own.
         """
@@ -54,9 +57,13 @@ class Server(Program):
         command += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
         command += ["--disable-cuda-graph", "--disable-overlap-schedule", "--enable-cache-report"]
         command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(DEVICE_TOKENS)]
-        command += ["--mem-fraction-static", "0.2", "--tp-size", str(ranks)]
+        # Of a machine's memory, which other programs take from while this one starts; what it uses is bounded above.
+        command += ["--mem-fraction-static", "0.9", "--tp-size", str(ranks)]
         command += ["--dp-size", str(replicas), "--admin-api-key", ADMIN_KEY]
         own = self._env.variables(ranks * replicas)
+        if calm:
+            command += ["--sleep-on-idle"]
+            own |= {"OMP_NUM_THREADS": "1"}
         if storage is not None:
             command += ["--enable-hierarchical-cache", "--hicache-size", str(HOST_GB)]
             command += ["--hicache-io-backend", "direct", "--hicache-mem-layout", layout]

@@ -29,10 +29,12 @@ class Storage:
 
 def kvconn(binary: Path, socket: Path, **extra_config: Any) -> Storage:
     """Return kvconnd, as `kvconnd config sglang` prints it, with more settings."""
-    printed = subprocess.run(
-        [binary, "config", "sglang", "--socket", socket], check=True, capture_output=True, text=True
-    ).stdout.split()
-    flag = printed.index("--hicache-storage-backend-extra-config")
-    return Storage(
-        printed[printed.index("--hicache-storage-backend") + 1], json.loads(printed[flag + 1]) | extra_config
-    )
+    line = printed(binary, socket)
+    flag = line.index("--hicache-storage-backend-extra-config")
+    return Storage(line[line.index("--hicache-storage-backend") + 1], json.loads(line[flag + 1]) | extra_config)
+
+
+def printed(binary: Path, socket: Path) -> list[str]:
+    """Return the line that `kvconnd config sglang` prints for little host memory, as words."""
+    command = [binary, "config", "sglang", "--socket", socket, "--host-gb", "1"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

@@ -14,7 +14,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -325,20 +324,8 @@ class Main:
         say(f"      on {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
 
 
-def unit_tests(place: Place) -> None:
-    """The distribution's own tests, where vLLM is and with the real daemon."""
-    command = [str(place.env.python), "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
-    variables = place.env.variables() | {"KVCONND": str(place.binary)}
-    done = subprocess.run(
-        command, cwd=environment.DISTRIBUTION, env=variables, capture_output=True, text=True, check=False
-    )
-    summary = done.stdout.strip().splitlines()[-1:]
-    if not place.report.check("unit tests of the distribution", done.returncode == 0, "".join(summary)):
-        place.report.say(done.stdout[-4000:])
-
-
 STAGES: dict[str, Callable[[Place], None]] = {
-    "unit": unit_tests,
+    "unit": workplace.unit_tests,
     "main": lambda place: Main(place).run(),
     "hybrid": lambda place: Hybrid(place).run(),
     "identity": lambda place: Identity(place).run(),

@@ -6,10 +6,11 @@ import argparse
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -41,6 +42,22 @@ def run_stages(
             stage(place)
             place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
     return place.report.close()
+
+
+def unit_tests(place: Place, tests: Sequence[str] = ()) -> None:
+    """Run the distribution's own tests, where the engine is and with the real daemon.
+
+    Of files that are given no test may be skipped. Without any it is all tests, those of other engines too.
+    """
+    command = [str(place.env.python), "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", *tests]
+    variables = place.env.variables() | {"KVCONND": str(place.binary)}
+    done = subprocess.run(
+        command, cwd=environment.DISTRIBUTION, env=variables, capture_output=True, text=True, check=False
+    )
+    summary = "".join(done.stdout.strip().splitlines()[-1:])
+    passed = done.returncode == 0 and not (tests and "skipped" in summary)
+    if not place.report.check("unit tests of the distribution", passed, summary):
+        place.report.say(done.stdout[-4000:])
 
 
 def run(

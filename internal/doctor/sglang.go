@@ -30,6 +30,8 @@ const (
 	// mostMemoryShare of the memory may be SGLang's host pools: weights are loaded through host memory too,
 	// and kvconnd has its host tier.
 	mostMemoryShare = 0.6
+	// spareBytes is what SGLang has to find free beside its host pools (pool_host/base.py, 0.5.23), or it does not start.
+	spareBytes = 10 << 30
 )
 
 // SGLang looks at the command line of an SGLang server, and at the machine that it will run on. It changes
@@ -43,6 +45,7 @@ func SGLang(ctx context.Context, m Machine, commandLine []string) []Finding {
 	s.memory()
 	s.layout()
 	s.policies()
+	s.adapters()
 	s.unsupported()
 	return s.found
 }
@@ -158,6 +161,8 @@ func (s *sglang) memory() {
 		s.ok(name, "%.0f GB for %d ranks; the memory of this machine is not known", wants/1e9, ranks*replicas)
 	case wants > float64(have):
 		s.say(Failure, name, "lower --hicache-size: it is for each rank, and its memory counts for the container", "%.0f GB for %d ranks, and there are %.0f GB", wants/1e9, ranks*replicas, float64(have)/1e9)
+	case wants+spareBytes > float64(have):
+		s.say(Failure, name, "lower --hicache-size, or give the machine or the container more memory", "%.0f GB for %d ranks, of %.0f GB: SGLang does not start unless %.1f GB are free beside it", wants/1e9, ranks*replicas, float64(have)/1e9, spareBytes/1e9)
 	case wants > mostMemoryShare*float64(have):
 		s.say(Warning, name, "lower --hicache-size: a buffer for some long prompts is enough", "%.0f GB for %d ranks, of %.0f GB: weights and kvconnd need memory too", wants/1e9, ranks*replicas, float64(have)/1e9)
 	default:
@@ -197,6 +202,14 @@ func (s *sglang) policies() {
 	}
 	if len(s.found) == before {
 		s.ok(name, "pages are saved at once, loads have a deadline, and host memory keeps pages once")
+	}
+}
+
+// adapters looks for those that come at run time. SGLang gives each load an id at random, which is part of its page hashes.
+func (s *sglang) adapters() {
+	if s.line.is("enable-lora") && s.line.value("lora-paths", "") == "" {
+		s.say(Warning, "adapters", "name adapters that are used again in --lora-paths, with their local directories; leave it as it is if short-lived ones are all there are",
+			"--enable-lora without --lora-paths: an adapter that is loaded at run time gets a new id at each load, so its pages are found until it is unloaded, never after a restart, and take room in kvconnd until they are evicted")
 	}
 }
 

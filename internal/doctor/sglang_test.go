@@ -95,6 +95,7 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 		"no number":          {line: change("--hicache-size 16", "--hicache-size=much"), at: "host memory", want: Failure},
 		"more than there is": {line: good + " --tp 8", at: "host memory", want: Failure},
 		"much of it":         {line: good + " --dp-size=5", at: "host memory", want: Warning},
+		"nothing to spare":   {line: good + " --dp-size 6", at: "host memory", want: Failure},
 		"attention ranks":    {line: good + " --tp 4 --dp-size 4 --enable-dp-attention", at: "host memory", want: Warning},
 		"layers first":       {line: change("page_first", "layer_first"), at: "layout", want: Warning},
 		"split":              {line: change("page_first", "page_first_kv_split"), at: "layout", want: Failure},
@@ -108,6 +109,8 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 		"weights of its own": {line: good + " --weight-cache-mode off", at: "support", want: OK},
 		"quantized at start": {line: good + " --quantize-and-serve", at: "support", want: Failure},
 		"adapters":           {line: good + " --lora-paths a=/x", at: "support", want: OK},
+		"adapters later":     {line: good + " --enable-lora --max-lora-rank 16", at: "adapters", want: Warning},
+		"adapters, no paths": {line: good + " --enable-lora --lora-paths", at: "adapters", want: Warning},
 		"pipeline":           {line: good + " --pipeline-parallel-size 2", at: "support", want: Failure},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +125,16 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 			}
 			t.Errorf("no %v of %s: %+v", c.want, c.at, look(t, &c.f, c.line))
 		})
+	}
+}
+
+func TestSGLangKnowsAdaptersThatAreNamed(t *testing.T) {
+	for _, named := range []string{"--lora-paths a=/x", "--enable-lora --lora-paths a=/x b=/y", "--lora-paths=a=/x --enable-lora"} {
+		for _, found := range look(t, &fake{bytes: 100e9}, good+" "+named) {
+			if found.Level != OK {
+				t.Errorf("%s: %+v", named, found)
+			}
+		}
 	}
 }
 

@@ -11,20 +11,24 @@ from kvconn.sglang import KVConnStorage
 
 FILE = "KVCONN_TEST_FAULT_FILE"
 """The variable that names the file. It holds one of the faults below, or nothing."""
+SILENT = "KVCONN_TEST_SILENT_S"
+"""The variable with the seconds that a silent rank takes longer."""
 BAD_RANK = 1
-SILENT_S = 0.8
 
 
 class FaultyStorage(KVConnStorage):  # type: ignore[misc]
-    """Rank 1 has half of what is asked for, loads half, loads nothing, raises, or answers late."""
+    """Rank 1 has half of what is asked for, loads half, loads or saves nothing, raises, or answers late."""
 
     def _fault(self) -> str:
         if int(self._config.tp_rank) != BAD_RANK:
             return ""
         try:
-            return Path(os.environ[FILE]).read_text().strip()
+            fault = Path(os.environ[FILE]).read_text().strip()
         except FileNotFoundError:
             return ""
+        if fault == "silent":
+            time.sleep(float(os.environ[SILENT]))
+        return fault
 
     def batch_exists(self, keys: list[str], *args: Any, **kwargs: Any) -> int:
         """Return half of what is there."""
@@ -34,8 +38,6 @@ class FaultyStorage(KVConnStorage):  # type: ignore[misc]
                 return found // 2
             case "raises":
                 raise RuntimeError("a fault of the test's: exists")
-            case "silent":
-                time.sleep(SILENT_S)
         return found
 
     def batch_get_v1(self, keys: list[str], *args: Any, **kwargs: Any) -> list[bool]:
@@ -49,6 +51,13 @@ class FaultyStorage(KVConnStorage):  # type: ignore[misc]
                 return [False] * len(done)
             case "raises":
                 raise RuntimeError("a fault of the test's: get")
-            case "silent":
-                time.sleep(SILENT_S)
         return done
+
+    def batch_set_v1(self, keys: list[str], *args: Any, **kwargs: Any) -> list[bool]:
+        """Save nothing."""
+        match self._fault():
+            case "saves fail":
+                return [False] * len(keys)
+            case "raises":
+                raise RuntimeError("a fault of the test's: set")
+        return list(super().batch_set_v1(keys, *args, **kwargs))

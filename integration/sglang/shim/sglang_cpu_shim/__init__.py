@@ -2,21 +2,26 @@
 
 SGLang loads this through its entry point for plugins, in every process. Scheduler, radix tree, cache controller and its
 threads, host pool, storage and HTTP server are SGLang's own and unmodified; what is replaced is the pinning of
-host memory, three kernels that copy pages, and the GPU's collectives.
+host memory, three kernels that copy pages, and the GPU's collectives. And machines that run tests have less memory
+than GPUs' hosts.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+_SPARE_BYTES = 1 << 30
+"""What a host pool leaves free: SGLang's own 10 GiB are more than half of a small machine."""
+
 
 def load() -> None:
     """Replace what needs a GPU."""
     from sglang.srt.distributed.parallel_state import GroupCoordinator
-    from sglang.srt.mem_cache.pool_host import common, mha, mla
+    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
 
     from sglang_cpu_shim import copies
 
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = _SPARE_BYTES
     common._cuda_host_register = lambda *_args, **_kwargs: None
     for module in (mha, mla):
         for copy in (
