@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import DaemonProcess
+from conftest import DaemonProcess, start_daemon
 from cuda_device import Cuda, library
 from test_cuda import BLOCK_BYTES, TOKENS, Engine, daemon, descriptors, is_closed
 from test_daemon import wait_until
@@ -47,10 +47,10 @@ class Faults:
         self._path = path
 
     @contextlib.contextmanager
-    def of(self, entry: str) -> Iterator[None]:
-        """Have all calls of an entry fail."""
+    def of(self, entry: str, what: str = str(UNKNOWN)) -> Iterator[None]:
+        """Have all calls of an entry fail, or whatever the stand-in is to do in them."""
         part = self._path.with_suffix(".part")
-        part.write_text(f"{entry}:*:{UNKNOWN}\n")
+        part.write_text(f"{entry}:*:{what}\n")
         part.rename(self._path)
         try:
             yield
@@ -93,6 +93,53 @@ def serves(engine: Engine) -> None:
     engine.save()
     assert engine.load((9, 8, 7, 6)) == [[]]
     assert [engine.read(b) for b in (9, 8, 7, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2, 3, 4)]
+
+
+@pytest.fixture
+def stuck(
+    cuda: Cuda, socket_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[DaemonProcess, Faults]]:
+    """A kvconnd that waits a second for copies, and orders for its copiers, which are told by `of`."""
+    binary = os.environ.get("KVCONND")
+    if not binary:
+        pytest.skip("KVCONND names no daemon")
+    more = ("--cuda-library", str(cuda.path), "--load-timeout", "1s")
+    with monkeypatch.context() as patched:
+        patched.setenv("FAKECUDA_CONTROL", str(tmp_path / "control"))
+        process = start_daemon(binary, socket_dir / "store", socket_dir / "s", *more)
+    yield DaemonProcess(process, socket_dir / "s", more), Faults(tmp_path / "control")
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_memory_is_taken_back_in_the_middle_of_a_copy_that_never_ends(
+    cuda: Cuda, stuck: tuple[DaemonProcess, Faults], stream: int, freed: bool
+) -> None:
+    """Its copier is ended, also where the engine does not wait for that and frees the memory."""
+    daemon, orders = stuck
+    memory = cuda.alloc(16 * BLOCK_BYTES)
+    engine = Engine(cuda, daemon, memory, lambda: stream)
+    engine.save()
+    with orders.of("cuMemcpyBatchAsync", "stall"):
+        engine.start_load((9, 8, 7, 6))
+        registration = engine.worker._registration()
+        wait_until(lambda: not registration._page.idle())
+        if freed:
+            assert not registration.release_within(0.01)
+            assert not engine.worker.unregister(0)  # it says that a copy is under way
+            cuda.free(memory)
+        else:
+            assert engine.worker.unregister(60)
+        wait_until(lambda: engine.worker.poll() == [FinishedLoad("again", [9, 8, 7, 6])], 60)
+        engine.end_load()
+    engine.memory = cuda.alloc(16 * BLOCK_BYTES)
+    engine.device = DeviceMemory([[engine.memory]], 0, lambda: stream, str(cuda.path))
+    engine.worker.register_memory(engine.device, engine.layout)
+    wait_until(lambda: engine.worker._registration() is not None, 90)
+    assert engine.load((9, 8, 7, 6)) == [[]]
+    assert [engine.read(b) for b in (9, 8, 7, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2, 3, 4)]
+    engine.close()
 
 
 def test_no_entry_is_left_out() -> None:
