@@ -117,11 +117,11 @@ class OnDevice(Stage):
 
     def slept(self, engine: Engine) -> None:
         """KV memory that is taken back, loses its bytes, and is handed over again."""
-        engine.call("kv_memory_sleeps")
-        registered = engine.call("kv_memory_is_registered")
+        engine.call("get_kv_memory_back")
+        registered = engine.call("is_kv_memory_registered")
         self.report.equal(f"{self.name}: asleep: kvconnd has no KV memory", registered, ["False"])
-        engine.call("kv_memory_wakes")
-        self.daemon.wait_until(lambda: engine.call("kv_memory_is_registered") == ["True"], "a registration")
+        engine.call("check_kv_memory_in")
+        self.daemon.wait_until(lambda: engine.call("is_kv_memory_registered") == ["True"], "a registration")
         answers = self.answers(engine)
         self.identical("after a sleep", answers)
         self.all_cached("after a sleep", answers)

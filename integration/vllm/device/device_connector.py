@@ -118,18 +118,19 @@ class DeviceConnector(KVConnConnector):
 class Sleep:
     """What vLLM's worker does about KV memory when it sleeps and wakes, which it cannot on a processor.
 
-    An extension of the worker's class: vLLM calls both by /collective_rpc.
+    An extension of the worker's class, which vLLM calls by /collective_rpc. The connector takes methods for an exchange
+    of weights, unless their names begin as those of vLLM's that are harmless.
     """
 
-    def kv_memory_sleeps(self) -> None:
+    def get_kv_memory_back(self) -> None:
         """Take the KV memory back, and lose what is in it."""
         get_kv_transfer_group().unregister_kv_caches()
         get_kv_transfer_group()._worker.wipe()
 
-    def kv_memory_is_registered(self) -> bool:
+    def is_kv_memory_registered(self) -> bool:
         """Whether the daemon has the KV memory."""
         return get_kv_transfer_group()._client._registration() is not None
 
-    def kv_memory_wakes(self) -> None:
+    def check_kv_memory_in(self) -> None:
         """Hand the KV memory over again."""
         get_kv_transfer_group().restore_kv_caches()
