@@ -18,7 +18,7 @@ from processes import Engine, get
 from stage import NO_CACHE, Place, Stage
 
 MODEL_SEED, HYBRID_SEED = 1, 3
-LENGTHS = (400, 1500, 400, 1500)
+LENGTHS = (400, 1500)
 DELAY_US = 300_000
 """How late the device comes to each call: many steps."""
 FEW_BLOCKS = {"llama": 34, "gemma3": 72}
