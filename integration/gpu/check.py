@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -25,6 +26,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bars
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACK = ROOT / "build" / "gpu-check"
@@ -35,6 +38,20 @@ PYTHON_PACKAGES = ("pytest>=8", "msgpack>=1", "exceptiongroup>=1", "tomli>=2", "
 # In short: each takes seconds on the stand-in. CI runs the rest of these suites anyway.
 SHORT_GO = "BytesGoBothWays|RandomRuns|EngineThatIsKilled|CopierThatIsFrozen"
 SHORT_PYTHON = "test_driver_streams or test_driver_memory or test_driver_kernels"
+
+# What probe.py calls the questions of these rows, and those whose answer is a figure.
+QUESTIONS = {
+    "call numbers in host memory": "words",
+    "order of call numbers": "order",
+    "kill of a process that hangs": "hang",
+    "kill of a process that copies": "killed",
+    "across containers": "containers",
+    "pinning": "pinning",
+    "context": "context",
+}
+FIGURES = ("pinning", "context")
+# What Python has to have for these rows.
+TORCH_ROWS = {"torch's allocators": ("torch",), "vLLM's allocator": ("torch", "vllm")}
 
 
 @dataclass
@@ -67,6 +84,7 @@ class Check:
         self.environment["KVCONN_CUDA_LIBRARY"] = library
         if "/" in library:
             self.environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
+        self.benched: dict[str, Any] | None = None
         self.waiting, self.signal = False, 0
 
     def end(self, number: int, _frame: object) -> None:
@@ -149,28 +167,64 @@ class Check:
 
     def probe(self, row: Row) -> None:
         """A question of probe.py, which the row is named for."""
-        question = {"call numbers in host memory": "words", "kill of a process that hangs": "hang"}.get(
-            row.name, row.name
-        )
-        if self.stand_in and question in ("pinning", "context"):
+        question = QUESTIONS[row.name]
+        if self.stand_in and question in FIGURES:
             raise Skipped("a figure, which the stand-in does not have")
         out = self.run([sys.executable, HERE / "probe.py", self.library, question], limit_s=120)
         answer = json.loads(out.strip().splitlines()[-1])
+        if why := answer.get("skip"):
+            raise Skipped(why)
         if self.stand_in:
             row.says = "as it should"
             return
-        row.figures, row.result = answer, "figure" if question in ("pinning", "context") else "pass"
+        row.figures, row.result = answer, "figure" if question in FIGURES else "pass"
         row.says = ", ".join(f"{k} {v}" for k, v in answer.items())
 
-    def copies(self, row: Row) -> None:
-        """The figures of `kvconnd bench gpu`."""
+    def torch(self, row: Row) -> None:
+        """The tests of torch's memory on a daemon, with this Python's torch."""
         if self.stand_in:
-            raise Skipped("a figure, which the stand-in does not have")
-        if not re.search(r"^\s+(bench )?gpu\b", self.run([self.kvconnd, "bench", "--help"]), re.MULTILINE):
-            raise Skipped("not built")
-        bench = [self.kvconnd, "bench", "gpu", "--json", "--cuda-library", self.library]
-        row.figures = {"bench": json.loads(self.run(bench, limit_s=600))}
-        row.result, row.says = "figure", "in the JSON file"
+            raise Skipped("CI runs these tests on stand-ins for all of NVIDIA's libraries")
+        for package in TORCH_ROWS[row.name]:
+            if importlib.util.find_spec(package) is None:
+                raise Skipped(f"{sys.executable} has no {package}")
+        tests = HERE / "fakecudart/tests/test_torch_kvconn.py"
+        which = "vllms" if "vllm" in TORCH_ROWS[row.name] else "not vllms"
+        row.says = self.pytest([tests], "-k", which, KVCONND=str(self.kvconnd))
+        if "passed" not in row.says:
+            raise Skipped(row.says)
+
+    def bench(self) -> dict[str, Any]:
+        """What `kvconnd bench gpu` has measured, once for all rows; on the stand-in in short, for its form."""
+        if self.benched is None:
+            short = ["--total-bytes", "1MiB", "--rounds", "1", "--steps", "2"] if self.stand_in else []
+            bench = [self.kvconnd, "bench", "gpu", "--json", "--cuda-library", self.library, *short]
+            self.benched = {}
+            self.benched = json.loads(self.run(bench, limit_s=600))
+        if not self.benched:
+            raise Skipped("the row copies says why there are no figures")
+        return self.benched
+
+    def copies(self, row: Row) -> None:
+        """How fast our path copies, beside large copies of locked memory."""
+        bench = self.bench()
+        cases, _ = bars.read(bench)
+        if self.stand_in or bench.get("stand_in"):
+            row.says = "measured; figures of the stand-in mean nothing"
+            return
+        row.figures = {"bench": bench}
+        if missed := bars.below(cases):
+            why = "" if bench.get("arena_pinned", True) else "host memory is not locked (ulimit -l); "
+            raise Failed(f"{why}{len(missed)} of {len(cases)} cases are below their bar: " + "; ".join(missed[:4]))
+        row.says = bars.least(cases)
+
+    def decode(self, row: Row) -> None:
+        """How long decode steps take beside copies."""
+        bench = self.bench()
+        _, steps = bars.read(bench)
+        if self.stand_in or bench.get("stand_in"):
+            row.says = "measured; figures of the stand-in mean nothing"
+            return
+        row.figures, row.result, row.says = {"decode": steps}, "figure", bars.decode(steps)
 
 
 def kill_session(leader: int) -> None:
@@ -200,14 +254,26 @@ def rows(check: Check) -> list[tuple[Row, Callable[[Row], None]]]:
         (Row("Go conformance", "whether the daemon's copier works: bytes, deadlines, kills, leaks"), check.go_tests),
         (Row("driver conformance", "whether the driver does what the stand-in assumes"), check.conformance),
         (Row("Python client", "whether an engine hands its memory over, from each allocator"), check.client),
+        (Row("torch's allocators", "whether engines need expandable segments off, or on"), check.torch),
+        (Row("vLLM's allocator", "whether vLLM's sleep mode and the cache go together"), check.torch),
         (
             Row("call numbers in host memory", "whether streams and host may tell each other of calls by plain words"),
             check.probe,
         ),
+        (
+            Row("order of call numbers", "whether a call number may stand for all work that was queued before it"),
+            check.probe,
+        ),
         (Row("kill of a process that hangs", "whether ending a copier frees its GPU"), check.probe),
+        (
+            Row("kill of a process that copies", "whether the end of a copier's socket ends its copies, too"),
+            check.probe,
+        ),
+        (Row("across containers", "whether engine and daemon may run in containers of their own"), check.probe),
         (Row("pinning", "how long a daemon needs for its host tier, and the size of a registration"), check.probe),
         (Row("context", "how much memory of the GPU a copier takes from the engine"), check.probe),
-        (Row("copies", "whether the copy engines or the kernel copy, and from what size of a run on"), check.copies),
+        (Row("copies", "whether our path is near the limit, each way and in each layout"), check.copies),
+        (Row("decode beside copies", "whether copies have to be paced, and the kernels are worth it"), check.decode),
     ]
 
 
@@ -219,7 +285,7 @@ def ask(row: Row, answer: Callable[[Row], None]) -> None:
         row.result = "pass" if row.result == "skip" else row.result
     except Skipped as why:
         row.result, row.says = "skip", str(why)
-    except (Failed, OSError, ValueError, IndexError) as why:
+    except (Failed, bars.NoFigures, OSError, ValueError, IndexError) as why:
         row.result, row.says = "fail", str(why)
     row.seconds = round(time.monotonic() - began, 1)
 

@@ -1,6 +1,8 @@
 """What check.py asks a driver in a process of its own: one question each, answered by a line of JSON.
 
-python3 probe.py LIBRARY words|pinning|context|hang
+python3 probe.py LIBRARY words|order|pinning|context|hang|killed|containers
+
+An answer with `skip` says why it cannot be asked here.
 """
 
 from __future__ import annotations
@@ -11,54 +13,67 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
-import driver
+import probe_containers
+import probe_killed
+from probing import WRITE_64_BIT, driver, expect, registered, shared, wait_until, word
 
 GIB = 1 << 30
-
-
-def expect(holds: bool, says: str) -> None:
-    """End with an error unless it holds."""
-    if not holds:
-        raise SystemExit(f"error: {says}")
-
-
-def shared(size: int) -> int:
-    """Memory of a memfd, as the daemon's host tier and call numbers are."""
-    fd = os.memfd_create("probe")
-    os.ftruncate(fd, size)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    address = libc.mmap(None, size, 3, 1, fd, 0)
-    os.close(fd)
-    expect(address not in (None, 2**64 - 1), "no memory")
-    return address
+PAGE_BYTES = 4096
+ORDER_BYTES = 4 << 20
+"""Large enough that a number which does not wait for its copy comes far too early."""
+ORDER_ROUNDS = 400
+NO_NUMBERS = {"skip": "this GPU's streams write no 64-bit numbers: a host function writes them"}
 
 
 def words() -> dict[str, object]:
     """Two streams wait in turn for numbers in host memory that the other writes; the host sees them in order."""
     cu = driver.Driver()
-    page, one, two = shared(4096), cu.stream(), cu.stream()
-    cu.cuMemHostRegister_v2(page, 4096, 3)
-    turns = 1000
-    for turn in range(1, turns + 1):
-        cu.cuStreamWriteValue32_v2(one, page, turn, 0)
-        cu.cuStreamWaitValue32_v2(two, page, turn, 0)
-        cu.cuStreamWriteValue32_v2(two, page + 64, turn, 0)
-        cu.cuStreamWaitValue32_v2(one, page + 64, turn, 0)
+    if not cu.attribute(WRITE_64_BIT):
+        return NO_NUMBERS
+    page, one, two = shared(PAGE_BYTES), cu.stream(), cu.stream()
+    at = registered(cu, page, PAGE_BYTES)
+    turns, first = 1000, 1 << 32  # all 64 bits count
+    for turn in range(first, first + turns):
+        cu.cuStreamWriteValue64_v2(one, at, turn, 0)
+        cu.cuStreamWaitValue64_v2(two, at, turn, 0)
+        cu.cuStreamWriteValue64_v2(two, at + 64, turn, 0)
+        cu.cuStreamWaitValue64_v2(one, at + 64, turn, 0)
     cu.cuStreamSynchronize(one)
     cu.cuStreamSynchronize(two)
-    ours, theirs = (ctypes.c_uint32.from_address(page + at) for at in (0, 64))
-    expect((ours.value, theirs.value) == (turns, turns), f"the host sees {ours.value} and {theirs.value}")
+    ours, theirs, last = word(page), word(page + 64), first + turns - 1
+    expect((ours.value, theirs.value) == (last, last), f"the host sees {ours.value} and {theirs.value}")
     # The host lets a stream go on by a plain store.
-    cu.cuStreamWaitValue32_v2(one, page, turns + 1, 0)
+    cu.cuStreamWaitValue64_v2(one, at, last + 1, 0)
     expect(cu.code.cuStreamQuery(one) == driver.NOT_READY, "a stream did not wait")
-    ours.value = turns + 1
+    ours.value = last + 1
     cu.cuStreamSynchronize(one)
     return {"turns": turns}
+
+
+def order() -> dict[str, object]:
+    """When the host sees a number, all that was queued before it is there: in host memory, and for other streams."""
+    cu = driver.Driver()
+    if not cu.attribute(WRITE_64_BIT):
+        return NO_NUMBERS
+    page, target = shared(PAGE_BYTES), shared(ORDER_BYTES)
+    at, _ = registered(cu, page, PAGE_BYTES), registered(cu, target, ORDER_BYTES)
+    engine, copier, memory, reached = cu.stream(), cu.stream(), cu.alloc(ORDER_BYTES), word(page)
+    for number in range(1, ORDER_ROUNDS + 1):
+        byte, by_engine = number % 255 + 1, number % 2 == 0
+        cu.cuMemsetD8Async(memory, byte, ORDER_BYTES, engine)
+        if by_engine:
+            cu.cuMemcpyDtoHAsync_v2(target, memory, ORDER_BYTES, engine)
+        cu.cuStreamWriteValue64_v2(engine, at, number, 0)
+        wait_until(lambda number=number: reached.value >= number, f"number {number}")
+        if not by_engine:  # as a copier does, which knows the engine's stream by the number alone
+            cu.cuMemcpyDtoHAsync_v2(target, memory, ORDER_BYTES, copier)
+            cu.cuStreamSynchronize(copier)
+        last = ctypes.string_at(target + ORDER_BYTES - 64, 64)  # what comes last is looked at first
+        there = last.count(byte) == 64 and ctypes.string_at(target, ORDER_BYTES).count(byte) == ORDER_BYTES
+        expect(there, f"number {number} came before {'a copy' if by_engine else 'bytes'} queued ahead of it")
+        cu.cuStreamSynchronize(engine)
+    return {"numbers": ORDER_ROUNDS}
 
 
 def pinning(size: int = GIB, chunk: int = GIB // 4) -> dict[str, object]:
@@ -136,11 +151,14 @@ def hang() -> dict[str, object]:
 def main() -> None:
     """Ask, and print the answer."""
     os.environ["FAKECUDA_LIBRARY"] = sys.argv[1]
-    if sys.argv[2] == "holder":
-        holder(*sys.argv[3:])
+    # What the questions start.
+    parts = {"holder": holder, "copier": probe_killed.copier, "peer": probe_containers.peer}
+    if part := parts.get(sys.argv[2]):
+        part(*sys.argv[3:])
         return
-    ask = {"words": words, "pinning": pinning, "context": context, "hang": hang}[sys.argv[2]]
-    print(json.dumps(ask()))
+    ask = {"words": words, "order": order, "pinning": pinning, "context": context, "hang": hang}
+    ask |= {"killed": probe_killed.killed, "containers": probe_containers.containers}
+    print(json.dumps(ask[sys.argv[2]]()))
 
 
 if __name__ == "__main__":

@@ -18,15 +18,17 @@ from processes import Engine, get
 from stage import NO_CACHE, Place, Stage
 
 MODEL_SEED, HYBRID_SEED = 1, 3
-LENGTHS = (400, 1500, 400, 1500)
+LENGTHS = (400, 1500)
 DELAY_US = 300_000
 """How late the device comes to each call: many steps."""
 FEW_BLOCKS = {"llama": 34, "gemma3": 72}
 """By kind of model: enough for one request of any length, and for four prompts, but not for their long answers."""
 CROWDED = 1000
-LONG_ANSWER = 400
-"""Tokens of prompts and answers that have to share the blocks."""
+LONG_ANSWER = {"llama": 64, "gemma3": 400}
+"""Tokens of prompts, and of answers by kind of model, that have to share the blocks."""
 STEADY_S = 1.0
+HOST_BYTES = "256MiB"
+"""More than all that is saved."""
 
 
 class _Environment(Environment):
@@ -47,6 +49,7 @@ class OnDevice(Stage):
         super().__init__(replace(place, env=env), name, LENGTHS)
         env.library = self._library = str(place.work / "libcuda.so.1")
         self.model, self._few_blocks = environment.model(place.env, seed, kind), FEW_BLOCKS[kind]
+        self._long_answer = LONG_ANSWER[kind]
         self._whole = kind == "llama"
 
     def run(self) -> None:
@@ -56,23 +59,35 @@ class OnDevice(Stage):
             return
         subprocess.run([HERE.parent / "gpu" / "fakecuda" / "build.sh", self._library], check=True)
         self.start_daemon()
-        self.saving()
+        engine = self.started(1, prefix_caching=False)
+        self.saving(engine)
+        self.slept(engine)
+        self.ended(engine)
         self.report.equal(f"{self.name}: kvconnd stops in order", self.daemon.terminate(), 0)
         self.start_daemon()
-        self.restarted()
-        self.preempted()
+        engine = self.started(2, prefix_caching=True, arguments=["--num-gpu-blocks-override", str(self._few_blocks)])
+        self.restarted(engine)
+        self.preempted(engine)
+        self.ended(engine)
         self.daemon.terminate()
+
+    def ended(self, engine: Engine) -> None:
+        """End an engine that should be well."""
+        self.no_errors(engine)
+        engine.terminate()
 
     def start_daemon(self) -> None:
         """Start the daemon, which loads the stand-in when an engine registers memory of a device."""
-        self.daemon.start(settings=("--prefill-tokens-per-s", "1", "--cuda-library", self._library))
+        settings = ("--prefill-tokens-per-s", "1", "--host-bytes", HOST_BYTES, "--cuda-library", self._library)
+        self.daemon.start(settings=settings)
 
     def started(self, number: int, prefix_caching: bool, arguments: Sequence[str] = ()) -> Engine:
         """Return an engine that serves."""
         config = json.loads(self.daemon.vllm_config())
         config |= {"kv_connector": "DeviceConnector", "kv_connector_module_path": "device_connector"}
         engine = self.engine(self.model, number)
-        engine.start(json.dumps(config), prefix_caching, arguments=arguments)
+        sleep = ["--worker-extension-cls", "device_connector.Sleep"]
+        engine.start(json.dumps(config), prefix_caching, arguments=[*sleep, *arguments])
         engine.wait()
         self.daemon.wait_for_engine()
         return engine
@@ -87,9 +102,8 @@ class OnDevice(Stage):
             time.sleep(0.05)
         self.daemon.wait_for_writes()
 
-    def saving(self) -> None:
+    def saving(self, engine: Engine) -> None:
         """Without cache, saving, and from the daemon; vLLM's own prefix cache is off."""
-        engine = self.started(1, prefix_caching=False)
         self.refer(engine)
         answers = self.answers(engine)
         self.identical("saving", answers)
@@ -100,28 +114,34 @@ class OnDevice(Stage):
         self.all_cached("cached", answers)
         copied = total(self.daemon.port, "kvconn_gpu_loaded_bytes_total")
         self.report.check(f"{self.name}: it was copied by CUDA", copied > 0, f"{copied:g} bytes")
-        self.no_errors(engine)
-        engine.terminate()
 
-    def restarted(self) -> None:
-        """Engine and daemon restarted, vLLM's own prefix cache on; then a copier that is killed."""
-        engine = self.started(2, prefix_caching=True)
+    def slept(self, engine: Engine) -> None:
+        """KV memory that is taken back, loses its bytes, and is handed over again."""
+        engine.call("get_kv_memory_back")
+        registered = engine.call("is_kv_memory_registered")
+        self.report.equal(f"{self.name}: asleep: kvconnd has no KV memory", registered, ["False"])
+        engine.call("check_kv_memory_in")
+        self.daemon.wait_until(lambda: engine.call("is_kv_memory_registered") == ["True"], "a registration")
+        answers = self.answers(engine)
+        self.identical("after a sleep", answers)
+        self.all_cached("after a sleep", answers)
+
+    def restarted(self, engine: Engine) -> None:
+        """Engine and daemon restarted, vLLM's own prefix cache on."""
         answers = self.answers(engine)
         self.identical("restarted", answers)
         self.all_cached("restarted", answers)
-        self.no_errors(engine)
-        engine.terminate()
 
-    def preempted(self) -> None:
+    def preempted(self, engine: Engine) -> None:
         """More requests at a time than there are blocks for: blocks are given out again while they are saved."""
-        engine = self.started(3, prefix_caching=False, arguments=["--num-gpu-blocks-override", str(self._few_blocks)])
         rng = random.Random("preempted")
         prompts = [prompt(rng, CROWDED) for _ in range(4)]
         want = [self.long(engine, p, **NO_CACHE) for p in prompts]
+        self.forgotten(engine)
         with ThreadPoolExecutor(len(prompts)) as pool:
             got = list(pool.map(lambda p: self.long(engine, p), prompts))
         self.same("preempted while saving", got, want)
-        self.settled()
+        self.forgotten(engine)
         got = [self.long(engine, p) for p in prompts]
         self.same("afterwards", got, want)
         if self._whole:  # windows take blocks back without any preemption, and hits need what they took
@@ -130,13 +150,15 @@ class OnDevice(Stage):
             self.report.check(f"{self.name}: requests were preempted", preempted > 0, f"{preempted:g}")
         dropped = self.daemon.metric("kvconn_dropped_blocks_total")
         self.report.check(f"{self.name}: blocks were taken back from saves", dropped > 0, f"{dropped:g}")
-        self.no_errors(engine)
-        engine.terminate()
 
-    @staticmethod
-    def long(engine: Engine, tokens: list[int], **fields: object) -> Completion:
+    def forgotten(self, engine: Engine) -> None:
+        """Wait for all saves, and have the engine forget what it holds."""
+        self.settled()
+        engine.reset_prefix_cache()
+
+    def long(self, engine: Engine, tokens: list[int], **fields: object) -> Completion:
         """Complete a prompt with a long answer."""
-        return complete(engine.port, tokens, max_tokens=LONG_ANSWER, **fields)
+        return complete(engine.port, tokens, max_tokens=self._long_answer, **fields)
 
     def same(self, what: str, got: Sequence[Completion], want: Sequence[Completion]) -> None:
         """Check that answers have the tokens that are wanted."""

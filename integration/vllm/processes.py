@@ -28,11 +28,13 @@ def free_port() -> int:
         return port
 
 
-def get(port: int, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+def get(
+    port: int, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: str | None = None
+) -> tuple[int, str]:
     """Make one request to a local server; status 0 where there is none."""
     conn = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        conn.request(method, path, headers=headers or {})
+        conn.request(method, path, body, headers or {})
         response = conn.getresponse()
         return response.status, response.read().decode()
     except OSError:
@@ -226,6 +228,15 @@ class Engine(Program):
     def healthy(self) -> bool:
         """Whether server and engine are alive."""
         return self.alive() and get(self.port, "/health")[0] == 200
+
+    def call(self, method: str) -> list[str | None]:
+        """Call a method of all workers, and return what they say."""
+        body = json.dumps({"method": method})
+        status, answer = get(self.port, "/collective_rpc", "POST", {"Content-Type": "application/json"}, body)
+        if status != 200:
+            raise RuntimeError(f"{method}: {status} {answer}")
+        said: list[str | None] = json.loads(answer)["results"]
+        return said
 
     def reset_prefix_cache(self, timeout_s: float = RESET_TIMEOUT_S) -> None:
         """Forget what is cached in engine memory.

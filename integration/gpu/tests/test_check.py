@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import select
@@ -23,6 +24,7 @@ def check_py(monkeypatch):
     spec = importlib.util.spec_from_file_location("check", CHECK)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "check", module)  # where dataclasses look for it
+    monkeypatch.syspath_prepend(str(CHECK.parent))
     spec.loader.exec_module(module)
     return module
 
@@ -44,19 +46,140 @@ def asked(check_py, name: str, program: Path, library: str = "libcuda.so.1"):
     return row
 
 
-HELP = "case $* in *help) echo '  bench gpu [flags]'; exit ;; esac"
+LAYOUT = "llama-3-8b, per layer"
+
+
+def case(direction: str, run_kib: int, ratio: float, tokens: int = 16) -> dict:
+    """A case of the bench."""
+    return {
+        "layout": LAYOUT,
+        "block_tokens": tokens,
+        "direction": direction,
+        "run_bytes": run_kib << 10,
+        "ratio": ratio,
+    }
+
+
+def step(beside: str, ratio: float) -> dict:
+    """A decode step of the bench."""
+    return {"beside": beside, "median_s": 0.001 * ratio, "ratio": ratio}
+
+
+STEPS = [step("", 1.0), step("load", 1.02), step("save", 1.125), step("both", 1.5)]
+GOOD = [case("load", 64, 0.91), case("save", 64, 0.9), case("load", 32, 0.7), case("save", 32, 0.8)]
+
+
+def bench(directory: Path, cases: list[dict], steps: list[dict] = STEPS, script: str = "", **more: object) -> Path:
+    """A kvconnd that has measured this."""
+    figures = directory / "figures.json"
+    figures.write_text(json.dumps({"cases": cases, "decode": steps, "arena_pinned": True, **more}))
+    return kvconnd(directory, f"echo measuring a layout >&2\n{script}\ncat {figures}\necho done >&2")
 
 
 def test_figures_are_read_beside_what_is_told_of_progress(check_py, tmp_path):
-    program = kvconnd(tmp_path, f"{HELP}\necho measuring a layout >&2\necho '{{\"cases\": []}}'\necho done >&2")
-    row = asked(check_py, "copies", program)
-    assert (row.result, row.figures) == ("figure", {"bench": {"cases": []}}), row.says
+    row = asked(check_py, "copies", bench(tmp_path, GOOD))
+    assert (row.result, row.figures["bench"]["cases"]) == ("pass", GOOD), row.says
+    assert "load of long runs 0.91" in row.says
+    assert "save of short runs 0.80" in row.says
 
 
 def test_figures_are_of_the_driver_that_is_named(check_py, tmp_path):
-    program = kvconnd(tmp_path, f'{HELP}\necho "[\\"$*\\"]"')
-    row = asked(check_py, "copies", program, library="/opt/driver/libcuda-550.so")
-    assert "--cuda-library /opt/driver/libcuda-550.so" in row.figures["bench"][0], row.says
+    program = bench(tmp_path, GOOD, script=f'echo "$*" >{tmp_path}/asked')
+    assert asked(check_py, "copies", program, library="/opt/driver/libcuda-550.so").result == "pass"
+    assert (tmp_path / "asked").read_text() == "bench gpu --json --cuda-library /opt/driver/libcuda-550.so\n"
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (
+            case("load", 64, 0.89),
+            "load of llama-3-8b, per layer, 16 tokens, runs of 64 KiB: 0.89 of the limit, want 0.9",
+        ),
+        (case("save", 2048, 0.899, 64), "save of llama-3-8b, per layer, 64 tokens, runs of 2048 KiB"),
+        (case("save", 18, 0.69), "want 0.7"),
+        (case("load", 63, float("nan")), "nan of the limit"),
+    ],
+)
+def test_copies_below_their_bar_fail(check_py, tmp_path, bad, why):
+    row = asked(check_py, "copies", bench(tmp_path, [*GOOD, bad]))
+    assert row.result == "fail"
+    assert "1 of 5 cases" in row.says
+    assert why in row.says
+    assert row.figures["bench"]["cases"][:4] == GOOD  # what was measured is in the report
+
+
+def test_both_ways_at_one_time_have_no_bar(check_py, tmp_path):
+    assert asked(check_py, "copies", bench(tmp_path, [*GOOD, case("both", 64, 0.2)])).result == "pass"
+
+
+def test_memory_that_is_not_locked_is_said_where_copies_are_slow(check_py, tmp_path):
+    row = asked(check_py, "copies", bench(tmp_path, [*GOOD, case("load", 64, 0.1)], arena_pinned=False))
+    assert "ulimit -l" in row.says
+
+
+@pytest.mark.parametrize(
+    ("cases", "steps"),
+    [
+        ([], STEPS),
+        ([case("load", 64, 1.0)], STEPS),
+        (GOOD, []),
+        ([{**GOOD[0], "ratio": None}, *GOOD], STEPS),
+        ([{k: v for k, v in GOOD[0].items() if k != "run_bytes"}, *GOOD], STEPS),
+    ],
+)
+def test_an_output_without_the_figures_fails(check_py, tmp_path, cases, steps):
+    row = asked(check_py, "copies", bench(tmp_path, cases, steps))
+    assert row.result == "fail", row.says
+
+
+def test_decode_beside_copies_is_a_row_of_its_own(check_py, tmp_path):
+    row = asked(check_py, "decode beside copies", bench(tmp_path, GOOD))
+    assert (row.result, row.figures) == ("figure", {"decode": STEPS})
+    assert row.says == "beside load 1.02, save 1.12, both 1.50 of a step alone"
+
+
+def test_the_bench_runs_once_for_all_rows(check_py, tmp_path):
+    check = check_py.Check("libcuda.so.1", stand_in=False)
+    check.kvconnd = bench(tmp_path, GOOD, script=f"echo ran >>{tmp_path}/runs")
+    for row, answer in check_py.rows(check):
+        if row.name in ("copies", "decode beside copies"):
+            check_py.ask(row, answer)
+            assert row.result in ("pass", "figure")
+    assert (tmp_path / "runs").read_text() == "ran\n"
+
+
+def test_without_figures_one_row_says_why(check_py, tmp_path):
+    check = check_py.Check("libcuda.so.1", stand_in=False)
+    check.kvconnd = kvconnd(tmp_path, "echo 'error: no GPU' >&2\nexit 1")
+    results = {}
+    for row, answer in check_py.rows(check):
+        if row.name in ("copies", "decode beside copies"):
+            check_py.ask(row, answer)
+            results[row.name] = row.result
+    assert results == {"copies": "fail", "decode beside copies": "skip"}
+
+
+def test_figures_of_the_stand_in_are_not_judged(check_py, tmp_path):
+    program = bench(tmp_path, [case("load", 64, 0.01), case("save", 64, 0.01)], stand_in=True)
+    for name in ("copies", "decode beside copies"):
+        row = asked(check_py, name, program)
+        assert (row.result, row.figures) == ("pass", {})
+        assert "mean nothing" in row.says
+
+
+def test_a_probe_says_why_it_is_skipped(check_py, tmp_path, monkeypatch):
+    monkeypatch.setattr(check_py.sys, "executable", str(kvconnd(tmp_path, """echo '{"skip": "not permitted"}'""")))
+    row = asked(check_py, "across containers", tmp_path)
+    assert (row.result, row.says) == ("skip", "not permitted")
+
+
+@pytest.mark.parametrize("name", ["torch's allocators", "vLLM's allocator"])
+def test_rows_of_torch_are_skipped_without_it(check_py, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(check_py.importlib.util, "find_spec", lambda _: None)
+    row = asked(check_py, name, tmp_path)
+    assert row.result == "skip"
+    assert row.says.endswith("has no torch")
 
 
 def test_findings_are_read_beside_warnings(check_py, tmp_path):

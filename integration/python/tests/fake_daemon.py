@@ -10,6 +10,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,13 @@ class FakeDaemon:
         finally:
             conn.close()
 
+    def _last_copies(self, conn: socket.socket) -> None:
+        """Wait for the end of copies: a daemon closes a connection after the last one. `drop` ends it before."""
+        page = self.fds[-1] if self.fds else -1
+        with contextlib.suppress(OSError):
+            while conn in self.conns and page in self.fds and any(os.pread(page, 8, 64)):
+                time.sleep(0.001)
+
     def _answer(self, conn: socket.socket) -> bool:
         head, ancillary, _, _ = conn.recvmsg(HEADER.size, 1024)
         for _, _, data in ancillary:
@@ -106,6 +114,7 @@ class FakeDaemon:
         while 0 < len(head) < HEADER.size:
             head += conn.recv(HEADER.size - len(head))
         if not head:
+            self._last_copies(conn)
             return False
         length, request_id, op, _, _, _, _ = HEADER.unpack(head)
         payload = b""

@@ -205,6 +205,22 @@ def test_without_a_daemon_calls_do_not_connect_themselves(socket_dir: Path, monk
     scheduler.close()
 
 
+def test_a_connection_that_is_given_up_is_complained_of_by_its_reason(
+    fake: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(conn: Connection) -> None:
+        conn.close()
+        time.sleep(0.2)  # the thread that watches it sees that
+
+    held = link.Link(options(fake.path), "scheduler", on_lost=slow)
+    conn = held.connect()
+    assert conn is not None
+    held.give_up(conn, client.Unavailable("the reason"))
+    assert "the reason" in caplog.text
+    assert "is gone" not in caplog.text
+    held.close()
+
+
 def test_a_daemon_that_chose_another_version_is_not_used(fake: FakeDaemon) -> None:
     fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 5}
     assert not SchedulerClient(options(fake.path)).connect()

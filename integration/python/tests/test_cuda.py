@@ -111,14 +111,20 @@ class Engine:
 
     def load(self, table: tuple[int, ...], request: str = "again") -> list[list[int]]:
         """Load all blocks of the prompt, and return those that failed."""
+        self.start_load(table, request)
+        failed = [report.failed_blocks for report in polled(self.worker)]
+        self.end_load(request)
+        return failed
+
+    def start_load(self, table: tuple[int, ...], request: str = "again") -> None:
         wait_until(lambda: self.scheduler.match(request, TOKENS).tokens == len(table) * BLOCK_SIZE)
         step = Step(allocs=[Alloc(request, [list(table)], 0, len(table) * BLOCK_SIZE)])
         plan = self.scheduler.step(step, self.scheduler.session)
         self.worker.load(plan.meta, plan.loads)
-        failed = [report.failed_blocks for report in polled(self.worker)]
+
+    def end_load(self, request: str = "again") -> None:
         self.scheduler.loaded([request], [], self.scheduler.session)
         self.scheduler.step(Step(finished=[request]), self.scheduler.session)
-        return failed
 
     def close(self) -> None:
         self.scheduler.close()
@@ -426,6 +432,26 @@ def test_memory_can_be_freed_once_it_is_given_back(cuda: Cuda, daemon: DaemonPro
     engine.memory = cuda.virtual(3)
     engine.device = DeviceMemory([[engine.memory]], 0, lambda: stream, str(cuda.path))
     engine.register()
+    assert engine.load((9, 8, 7, 6)) == [[]]
+    assert [engine.read(b) for b in (9, 8, 7, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2, 3, 4)]
+    engine.close()
+
+
+def test_memory_is_taken_back_while_a_load_waits_for_the_stream(cuda: Cuda, daemon: DaemonProcess, stream: int) -> None:
+    engine = Engine(cuda, daemon, cuda.alloc(16 * BLOCK_BYTES), lambda: stream)
+    engine.save()
+    for block in (9, 8, 7, 6):
+        engine.fill(block, 0xEE)
+    go_on = cuda.hold(stream)
+    engine.start_load((9, 8, 7, 6))
+    assert engine.worker.poll() == []
+    assert engine.worker.unregister(10)
+    assert engine.worker.poll() == [FinishedLoad("again", [9, 8, 7, 6])]
+    engine.end_load()
+    go_on()  # the stream comes to the load when the memory may be somebody else's
+    cuda.synchronize(stream)
+    engine.register()
+    assert [engine.read(b) for b in (9, 8, 7, 6)] == [bytes([0xEE]) * BLOCK_BYTES] * 4
     assert engine.load((9, 8, 7, 6)) == [[]]
     assert [engine.read(b) for b in (9, 8, 7, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2, 3, 4)]
     engine.close()

@@ -20,6 +20,7 @@ from kvconn.identity.files import FileId, UnknownIdentity
 from kvconn.vllm import entry, releases
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.connector import KVConnConnector, _check, _options
+from kvconn.vllm.layout import BLOCK_OUTERMOST
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.worker import WorkerSide
 
@@ -81,6 +82,53 @@ def test_memory_of_a_gpu_may_sleep_where_the_connector_is_told(
     config.model_config = SimpleNamespace(enable_sleep_mode=sleeps)
     with contextlib.nullcontext() if works else pytest.raises(ValueError, match="enable_sleep_mode"):
         _check(config, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+
+
+def model(**is_so: bool) -> Any:
+    return SimpleNamespace(**{"use_mla": False, "is_hybrid": False, "is_attention_free": False, **is_so})
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "wanted"),
+    [
+        ("cuda", model(), "BLHNC"),
+        ("cpu", model(), None),
+        ("cuda", model(use_mla=True), None),
+        ("cuda", model(is_hybrid=True), None),
+        ("cuda", model(is_attention_free=True), None),
+        ("cuda", None, None),
+        ("cuda", SimpleNamespace(), None),  # as of a version that is not known
+    ],
+)
+def test_blocks_on_a_gpu_are_to_be_in_one_piece(kind: str, config: Any, wanted: str | None) -> None:
+    asked = vllm_config()
+    asked.device_config.device_type = kind
+    asked.model_config = config
+    assert KVConnConnector.get_required_kvcache_layout(asked) == wanted
+
+
+def test_the_layout_that_is_asked_for_is_one_of_vllms() -> None:
+    kv_cache_layout = pytest.importorskip("vllm.v1.kv_cache_layout")
+    names = kv_cache_layout.KVCacheLayout
+    assert names[BLOCK_OUTERMOST].is_block_outermost
+    assert names[BLOCK_OUTERMOST].is_block_compact
+
+
+@pytest.mark.parametrize(
+    ("supported", "chosen"), [(["LBNHC", "LBHNC", "BLNHC", "BLHNC"], "BLHNC"), (["LBNHC"], "LBNHC")]
+)
+def test_vllm_takes_the_layout_where_its_backend_has_it(
+    monkeypatch: pytest.MonkeyPatch, supported: list[str], chosen: str
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector import utils as connectors
+    from vllm.v1.attention.backends import utils as backends
+
+    config = vllm_config()
+    config.device_config.device_type = "cuda"
+    config.model_config, config.cache_config = model(), SimpleNamespace(kv_cache_layout=None)
+    monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
+    monkeypatch.setattr(connectors.KVConnectorFactory, "get_connector_class", lambda _: KVConnConnector)
+    assert backends.resolve_kv_cache_layout(config, [supported]).name == chosen
 
 
 @pytest.mark.parametrize(

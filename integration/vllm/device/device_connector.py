@@ -19,6 +19,9 @@ from kvconn.cuda.regions import Range
 from kvconn.vllm import memory
 from kvconn.vllm.connector import KVConnConnector
 from kvconn.vllm.worker import WorkerSide
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+_WIPED = 0x55
 
 
 class Device:
@@ -32,6 +35,7 @@ class Device:
         self._call("cuCtxSetCurrent", self._get("cuDevicePrimaryCtxRetain", 0))
         self.stream = self._get("cuStreamCreate", 1)
         self._addresses: dict[int, int] = {}
+        self._tensors: list[torch.Tensor] = []
 
     def _call(self, entry: str, *args: Any) -> None:
         code = getattr(self._calls, entry)(*(ctypes.c_uint64(a) if isinstance(a, int) else a for a in args))
@@ -48,7 +52,14 @@ class Device:
         address = self._get("cuMemAlloc_v2", size)
         view = self._calls.fakecuda_view(ctypes.c_uint64(address), ctypes.c_size_t(size))
         self._addresses[view] = address
-        return torch.frombuffer((ctypes.c_int8 * size).from_address(view), dtype=torch.int8)
+        tensor = torch.frombuffer((ctypes.c_int8 * size).from_address(view), dtype=torch.int8)
+        self._tensors.append(tensor)
+        return tensor
+
+    def wipe(self) -> None:
+        """Have other bytes in all tensors."""
+        for tensor in self._tensors:
+            tensor.fill_(_WIPED)
 
     def address(self, view: int) -> int:
         """Return the device's address of such a tensor's memory."""
@@ -85,6 +96,10 @@ class DeviceSide(WorkerSide):
         """Return the context in which the KV memory is allocated on the device."""
         return DeviceAllocation(self._device)
 
+    def wipe(self) -> None:
+        """Lose what is in the KV memory, as a sleep does."""
+        self._device.wipe()
+
     def _device_memory(self, storages: Sequence[Range], kv_caches: Mapping[str, torch.Tensor]) -> DeviceMemory:
         ranges = [Range(self._device.address(view), size) for view, size in storages]
         return DeviceMemory([ranges], 0, lambda: self._device.stream, self._device.library)
@@ -98,3 +113,24 @@ class DeviceConnector(KVConnConnector):
     @staticmethod
     def _on_device(_: Any) -> bool:
         return True
+
+
+class Sleep:
+    """What vLLM's worker does about KV memory when it sleeps and wakes, which it cannot on a processor.
+
+    An extension of the worker's class, which vLLM calls by /collective_rpc. The connector takes methods for an exchange
+    of weights, unless their names begin as those of vLLM's that are harmless.
+    """
+
+    def get_kv_memory_back(self) -> None:
+        """Take the KV memory back, and lose what is in it."""
+        get_kv_transfer_group().unregister_kv_caches()
+        get_kv_transfer_group()._worker.wipe()
+
+    def is_kv_memory_registered(self) -> bool:
+        """Whether the daemon has the KV memory."""
+        return get_kv_transfer_group()._client._registration() is not None
+
+    def check_kv_memory_in(self) -> None:
+        """Hand the KV memory over again."""
+        get_kv_transfer_group().restore_kv_caches()

@@ -2,10 +2,14 @@
 
 KVCONN_CUDA_TORCH names the folder that ../../registry.py prints for torch. Without it, KVCONN_TEST_TORCH=get has it
 downloaded. KVCONND names the daemon that torch's memory is registered with.
+
+With KVCONN_CUDA_LIBRARY=libcuda.so.1, or another driver's path, the scenes run on that driver, with the torch of the
+Python that runs the tests.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import shutil
@@ -24,6 +28,7 @@ GPU = HERE.parent.parent
 CLIENT = GPU.parent / "python" / "src"
 SCENE_TIMEOUT_S = 300
 READY_S = 60
+REAL = os.environ.get("KVCONN_CUDA_LIBRARY", "")
 # 4,000 allocations of torch's expandable segments are 78 GiB. Only what is written takes memory.
 DEVICE_BYTES = 100 << 30
 
@@ -33,6 +38,11 @@ sys.path.insert(0, str(GPU / "fakecudart"))
 @pytest.fixture(scope="session")
 def torch_folder() -> Path:
     """The folder with torch, and beside it CUDA's headers and vLLM's allocator."""
+    if REAL:
+        torch = importlib.util.find_spec("torch")
+        if torch is None or torch.origin is None:
+            pytest.skip(f"{sys.executable} has no torch")
+        return Path(torch.origin).parents[1]
     if named := os.environ.get("KVCONN_CUDA_TORCH"):
         return Path(named)
     if os.environ.get("KVCONN_TEST_TORCH") != "get":
@@ -41,6 +51,27 @@ def torch_folder() -> Path:
         )
     command = [sys.executable, str(GPU / "registry.py"), "torch"]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> None:
+    """Skips what needs the stand-in's own controls, on a real driver."""
+    if REAL:
+        pytest.skip(f"needs the stand-in's own controls, and KVCONN_CUDA_LIBRARY is {REAL}")
+
+
+@pytest.fixture(scope="session")
+def allocator_folder(torch_folder: Path) -> Path:
+    """The folder with vLLM's own allocator in a folder `vllm`."""
+    if not any(Path(torch_folder, "vllm").glob("cumem_allocator*.so")):
+        pytest.skip(f"there is no vLLM with its allocator in {torch_folder}")
+    return torch_folder
+
+
+@pytest.fixture(scope="session")
+def driver(request: pytest.FixtureRequest) -> Path:
+    """The driver's library."""
+    return Path(REAL) if REAL else request.getfixturevalue("fakes") / "libcuda.so.1"
 
 
 @pytest.fixture(scope="session")
@@ -57,17 +88,21 @@ def fakes(torch_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Scenes:
     """Runs functions in processes of their own, with torch on the fake libraries."""
 
-    def __init__(self, torch_folder: Path, fakes: Path) -> None:
-        self._torch, self._fakes = torch_folder, fakes
+    def __init__(self, torch_folder: Path, driver: Path) -> None:
+        self._torch, self._driver = torch_folder, driver
 
     def start(self, scene: Callable[..., None], *args: object, **settings: object) -> subprocess.Popen[str]:
         """Start a scene, which may read its standard input. Settings are variables of its environment."""
         code = f"import pytest\nimport torch\n{textwrap.dedent(inspect.getsource(scene))}\n{scene.__name__}(*{args!r})"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("FAKECUD", "CUDA_", "PYTORCH_"))}
+        mine = ("FAKECUD", "PYTORCH_") if REAL else ("FAKECUD", "CUDA_", "PYTORCH_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(mine)}
         environment.update({k: str(v) for k, v in settings.items()})
-        environment.setdefault("FAKECUDA_MEM_BYTES", str(DEVICE_BYTES))
-        environment["PYTHONPATH"] = f"{self._torch}:{CLIENT}:{HERE}"
-        environment["LD_LIBRARY_PATH"] = str(self._fakes)
+        if REAL:
+            environment["PYTHONPATH"] = f"{CLIENT}:{HERE}:{os.environ.get('PYTHONPATH', '')}"
+        else:
+            environment.setdefault("FAKECUDA_MEM_BYTES", str(DEVICE_BYTES))
+            environment["PYTHONPATH"] = f"{self._torch}:{CLIENT}:{HERE}"
+            environment["LD_LIBRARY_PATH"] = str(self._driver.parent)
         pipe = subprocess.PIPE
         return subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -85,19 +120,19 @@ class Scenes:
 
 
 @pytest.fixture
-def scenes(torch_folder: Path, fakes: Path) -> Scenes:
+def scenes(torch_folder: Path, driver: Path) -> Scenes:
     """Scenes with torch."""
-    return Scenes(torch_folder, fakes)
+    return Scenes(torch_folder, driver)
 
 
 class Daemons:
-    """A real kvconnd, whose GPUs are the fake ones, and those that come after it on the same store and socket."""
+    """A real kvconnd, on the driver's GPUs, and those that come after it on the same store and socket."""
 
-    def __init__(self, binary: str, fakes: Path, folder: Path) -> None:
+    def __init__(self, binary: str, driver: Path, folder: Path) -> None:
         self._socket = folder / "s"
         self._command = [binary, "serve", "--dir", str(folder / "store"), "--socket", str(self._socket)]
         self._command += ["--http", "127.0.0.1:0", "--max-bytes", "1GiB", "--host-bytes", "256MiB"]
-        self._command += ["--cuda-library", str(fakes / "libcuda.so.1")]
+        self._command += ["--cuda-library", str(driver)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
@@ -123,14 +158,14 @@ class Daemons:
 
 
 @pytest.fixture
-def daemons(fakes: Path) -> Iterator[Daemons]:
+def daemons(driver: Path) -> Iterator[Daemons]:
     """What starts daemons."""
     binary = os.environ.get("KVCONND")
     if not binary:
         pytest.skip("KVCONND names no daemon")
     # Socket paths are short: pytest's own directories may not fit.
     with tempfile.TemporaryDirectory(prefix="kvconn") as name:
-        them = Daemons(binary, fakes, Path(name))
+        them = Daemons(binary, driver, Path(name))
         yield them
         them.kill()
 

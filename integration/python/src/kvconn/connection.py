@@ -220,6 +220,11 @@ class Connection:
         poll.register(fd, select.POLLRDHUP)
         return bool(poll.poll(seconds * 1000))
 
+    def finish(self) -> None:
+        """Say that no further call comes, and keep it open to see how the daemon ends it: see `ended`."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
     def hang_up(self) -> None:
         """End the connection: a call that is under way in another thread fails at once."""
         with contextlib.suppress(OSError):

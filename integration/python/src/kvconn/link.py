@@ -148,8 +148,10 @@ class Link:
         self._note_silence(err)
         if again and isinstance(err, DeadlineExceeded):
             self._not_before = max(self._not_before, self._hung_until)
+        # First: the other thread would say of a connection that is closed that the daemon is gone.
+        detached = self._detach(conn)
         self._on_lost(conn)
-        if self._detach(conn):
+        if detached:
             self._complain(err)
 
     def drop(self) -> None:
@@ -157,6 +159,11 @@ class Link:
         conn = self._conn
         if conn is not None and self._detach(conn):
             self._on_lost(conn)
+
+    def let_go(self) -> Connection | None:
+        """Take the connection out of use, if there is one, and return it: the caller ends it."""
+        conn = self._conn
+        return conn if conn is not None and self._detach(conn) else None
 
     def connect(self) -> Connection | None:
         """Connect now, within the call timeout, unless there is a connection or the daemon was silent lately.

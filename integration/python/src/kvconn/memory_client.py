@@ -47,9 +47,9 @@ class Registration:
     def release(self) -> bool:
         """Fence, and return whether nothing is written to the memory any more; then it stays so.
 
-        That is at once, unless a copy is under way. Then it is when the copy has ended; or when the
-        daemon's end of the socket has closed, if it was killed in the middle: its count stays, but
-        a process's sockets close only after its threads have ended.
+        That is at once, unless a copy is under way. Then the daemon is told to end the session, and it is when the
+        copy has ended; or when the daemon's end of the socket has closed, as it does after its last copy and, if
+        the daemon was killed in the middle, when its threads have ended: then the count stays.
         """
         with self._lock:
             if not self._released:
@@ -59,6 +59,8 @@ class Registration:
                     self.conn.close()
                     _end(self._page, self.calls)
                     self._released = True
+                else:
+                    self.conn.finish()
             return self._released
 
     def release_within(self, seconds: float) -> bool:
@@ -161,11 +163,13 @@ class MemoryClient:
             # Confirmed or not: the fence holds.
             with contextlib.suppress(KVConnError):
                 self._link.call_on(conn, Op.UNREGISTER, {}, dict)
+        conn = self._link.let_go()  # its end is no loss
         until = time.monotonic() + timeout
         with self._lock:
             given_up = list(self._registrations.values())
         released = [r.release_within(until - time.monotonic()) for r in given_up]
-        self._link.drop()
+        if conn is not None:
+            self._lost(conn)
         # Nothing reads the memory for a registration any more.
         handed = self._registering.acquire(timeout=max(0.0, until - time.monotonic()))
         if handed:

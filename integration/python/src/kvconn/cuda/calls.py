@@ -97,14 +97,15 @@ class CallNumbers:
         self._closed = False
         self._function: HostFunction | None = None
         with device.current() as driver:
+            by_stream = device.has(ATTRIBUTE_STREAM_MEM_OPS_64)
             self._event = device.event()
             try:
                 self._address = device.map_host(page.address, PAGE_BYTES) + REACHED_OFFSET
             except DriverError:
                 driver.code("cuEventDestroy_v2", self._event)
                 raise
-            if not device.has(ATTRIBUTE_STREAM_MEM_OPS_64):
-                self._function = HostFunction(self._reached)
+        if not by_stream:
+            self._function = HostFunction(self._reached)
 
     def announce(self) -> None:
         """Have the device write the next number. Raises NotAnnounced or EngineMemoryError."""

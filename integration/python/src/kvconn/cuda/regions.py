@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from kvconn.cuda.driver import (
     HANDLE_FABRIC,
     HANDLE_POSIX,
+    INVALID_HANDLE,
     INVALID_VALUE,
     IPC_HANDLE_BYTES,
     MEMORY_TYPE_DEVICE,
+    NOT_FOUND,
     NOT_SUPPORTED,
     POINTER_DEVICE_ORDINAL,
     POINTER_IPC_CAPABLE,
@@ -133,12 +135,19 @@ def _handle(driver: Driver, base: int) -> bytes | None:
         return None
 
 
+_NO_ALLOCATION = (INVALID_VALUE, INVALID_HANDLE, NOT_FOUND, NOT_SUPPORTED)
+"""What a driver may answer for memory that is not of cuMemCreate. The rest are failures."""
+
+
 @contextlib.contextmanager
 def _retained(driver: Driver, base: int) -> Iterator[int | None]:
     """Yield the handle of memory of cuMemCreate, None for other memory."""
     out = ctypes.c_uint64()
-    code = driver.code("cuMemRetainAllocationHandle", ctypes.byref(out), base)
-    if code:
+    try:
+        driver.call("cuMemRetainAllocationHandle", ctypes.byref(out), base)
+    except DriverError as err:
+        if err.code not in _NO_ALLOCATION:
+            raise
         yield None
         return
     try:

@@ -14,7 +14,7 @@ from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
 from kvconn.identity import files
 from kvconn.identity.files import UnknownIdentity
-from kvconn.vllm import entry, releases
+from kvconn.vllm import entry, layout, releases
 from kvconn.vllm.entry import CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.identity import Identity
@@ -100,6 +100,15 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         """Whether the KV memory is a GPU's."""
         return bool(vllm_config.device_config.device_type == "cuda")
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Ask for a layout whose blocks are copied fast, where vLLM can choose."""
+        try:
+            return layout.preferred(vllm_config, cls._on_device(vllm_config))
+        except Exception:  # noqa: BLE001 - whatever it is, the engine's own choice works, too
+            logger.warning("kvconn: vLLM is asked for no layout of KV memory", exc_info=True)
+            return None
+
     @property
     def requires_kv_delivery(self) -> bool:
         """A dropped save is a later miss, no reason to recompute a request."""
@@ -120,7 +129,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
 
     @guarded(lambda: None)
     def unregister_kv_caches(self) -> None:
-        """Take the KV memory back before the engine sleeps."""
+        """Take the KV memory back before the engine sleeps, which frees it whatever comes of this."""
         if self._worker:
             self._worker.unregister(_UNREGISTER_TIMEOUT_S)
 

@@ -39,6 +39,7 @@ class WorkerSide:
         self._later = SavesUnderWay(client) if on_device else None
         """The saves, where they end after their step."""
         self._registered: Callable[[], None] = lambda: None
+        self._taken_back = False
         # Elsewhere vLLM learns which blocks failed, and keeps those before them.
         self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
@@ -57,19 +58,30 @@ class WorkerSide:
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Register the KV memory. Raises LayoutError where it is not as the engine says."""
         self._registered = lambda: self.register(kv_caches)
+        self._taken_back = False
         if self._later is None:
             self._register_host(kv_caches)
         else:
             self._register_device(kv_caches)
 
     def unregister(self, timeout: float) -> None:
-        """Take the KV memory back, before the engine frees it."""
+        """Take the KV memory back, before the engine frees it.
+
+        No copy begins any more when this returns, and the daemon's connection is closed. A copy that goes on after
+        the timeout cannot be stopped from here: the daemon ends it, or its copier, once it sees that.
+        """
+        self._taken_back = True
         if not self._client.unregister(timeout):
-            self._logger.error("kvconn: kvconnd still copies from or to the KV memory after %g s", timeout)
+            self._logger.error(
+                "kvconn: kvconnd still copies from or to the KV memory after %g s. Its connection is closed; the memory"
+                " may be in use until the copy has ended, or kvconnd is restarted",
+                timeout,
+            )
 
     def restore(self) -> None:
-        """Register the memory of the last registration again."""
-        self._registered()
+        """Register the memory of the last registration again, if it was taken back."""
+        if self._taken_back:
+            self._registered()
 
     def _register_device(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         storages = device.storages(kv_caches)
