@@ -84,7 +84,7 @@ def written_late(fake: FakeDaemon) -> tuple[bool, bool]:
     client = KeyedClient(Options(str(fake.path), "e", b"{}", timeout=0.2, retry_interval=60.0))
     assert client.register([region.fd], [GroupLayout(1, [Run(0, 0, 1, 0, ROW, ROW)])])
     rows = Rows(1, CHUNK_TOKENS, [0])
-    shown: Any = SimpleNamespace(looked_up=noted, loaded=noted, saved=noted, connected=noted, withdraw=noted)
+    shown: Any = SimpleNamespace(announces=False, loaded=noted, saved=noted, connected=noted, withdraw=noted)
     logger = logging.getLogger("test")
     side = TierSide(client, rows, Pace(False), 10.0, logger, adapters, shown)  # type: ignore[arg-type]
     request = side.met("r", Terms())

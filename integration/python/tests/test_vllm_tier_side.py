@@ -119,6 +119,8 @@ class Adapters:
 class Shown:
     """Stands where TierShown does: what it is told of."""
 
+    announces = True
+
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 

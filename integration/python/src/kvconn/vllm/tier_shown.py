@@ -71,7 +71,7 @@ class TierShown:
         self.enabled = True
         self.shown = "figures and KV events of the tier"
         self.logger = logger
-        self._announces = bool(getattr(follows, "enable_kv_cache_events", False))
+        self.announces = bool(getattr(follows, "enable_kv_cache_events", False))
         self._most = MAX_DESCRIBED if getattr(follows, "self_describing_kv_events", False) else MAX_ANNOUNCED
         self._locality = locality
         self._clock = clock
@@ -107,8 +107,6 @@ class TierShown:
     @harmless()
     def looked_up(self, key: bytes, offered: bool) -> None:
         """Note that the daemon offers a chunk, or does not."""
-        if not self._announces:
-            return
         if offered:
             self._announce([key])
         elif key in self._believed:
@@ -148,7 +146,7 @@ class TierShown:
         return self._stats
 
     def _announce(self, keys: Sequence[bytes]) -> None:
-        if not self._announces:
+        if not self.announces:
             return
         new = [key for key in keys if key not in self._believed]
         now = self._clock()

@@ -65,6 +65,9 @@ class Rows:
 class Shown(Protocol):
     """Shows what happens. Its methods do not raise."""
 
+    announces: bool
+    """Whether it wants to hear of look-ups, which are many."""
+
     def loaded(self, load: FinishedLoad) -> None:
         """Note a load that has ended."""
 
@@ -160,7 +163,7 @@ class TierSide:
         elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
             self._ask(request, group, index)
         offered = request.offered(group, index)
-        if offered or request.covers(index):
+        if self._shown.announces and (offered or request.covers(index)):
             self._shown.looked_up(key, offered)
         if not offered:
             if not request.answered:
