@@ -22,6 +22,7 @@ from kvconn.errors import (
     NotRegistered,
     ProtocolError,
     Rejected,
+    RequestTooLarge,
     SocketMissing,
     SocketPermission,
     SocketRefused,
@@ -122,7 +123,11 @@ class Connection:
     def _send(self, op: Op, body: dict[str, Any], fds: Sequence[int], deadline: float) -> int:
         """Send a request, and return its id."""
         request_id = (self._next_id + 1) & 0xFFFFFFFF
-        frame = pack_request(request_id, op, body, len(fds), self._pack)
+        try:
+            frame = pack_request(request_id, op, body, len(fds), self._pack)
+        except RequestTooLarge:
+            self._pack = packer()
+            raise
         if len(frame) > _READ_AHEAD:
             self._pack = packer()  # it would keep as much memory
         self._next_id = request_id
