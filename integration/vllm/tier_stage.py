@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import environment
+import observed
+import tier_faults
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from identity import change_tensor
 from offline_run import Offline
@@ -74,7 +76,8 @@ class Tier(Stage):
         """Save, load, and lose the daemon in all places."""
         engine = self.engine(self.model, 1)
         config = self.connector(timeout_s=IMPATIENT_S)
-        engine.start(json.dumps(config), prefix_caching=True)
+        followed = observed.Followed(self.place.env, self.place.work / "kv-events-tier.log")
+        engine.start(json.dumps(config), prefix_caching=True, arguments=followed.options)
         engine.wait()
         region = Path(f"/dev/shm/vllm_offload_{config['engine_id']}.mmap")  # noqa: S108
         self.report.check("tier: the region's name is gone", not region.exists())
@@ -103,6 +106,7 @@ class Tier(Stage):
         self.all_cached("from kvconnd, all at once", answers)
         chunks = sum(cacheable(n) // BLOCK_SIZE for n in LENGTHS)
         self.report.equal("tier: from kvconnd, all at once: blocks loaded", self.loaded() - before, chunks)
+        observed.tier_is_shown(self.report, engine, followed, chunks)
 
         self.while_loading(engine, empty, "daemon killed while loading", [(0.01, signal.SIGKILL)])
         self.while_loading(
@@ -121,10 +125,13 @@ class Tier(Stage):
         self.identical("daemon gone", complete_all(port, self.prompts))
         self.daemon.start()
         self.daemon.wait_for_engine()
+        tier_faults.run(self, engine, empty)
         self.aborted(engine, empty)
         self.reset(engine, empty)
         self.no_errors(engine)
         engine.terminate()
+        followed.withdrawn(self.report)
+        followed.kill()
 
     def while_loading(
         self, engine: Any, empty: Callable[[], None], what: str, signals: list[tuple[float, Any]]
