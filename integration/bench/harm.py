@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import random
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +19,13 @@ import stores
 from completions import Completion, complete, prompt
 from pair import SPIN_S, answer, engine, is_right, nudge, warm
 from processes import Engine
-from results import ON_DISK, Harm
+from results import LONG_FLIPPED, ON_DISK, Harm
 from stores import Unit
 from systems import Cache
 
 PROMPT_TOKENS, SAVING_TOKENS = 1000, 2700
-PROMPTS_OF_EACH = 2
+LONG_TOKENS = 2700
+PROMPTS_OF_EACH, LONG_PROMPTS = 2, 5
 ANSWER_TIMEOUT_S, ALIVE_TIMEOUT_S = 180.0, 60.0
 """After the first a request counts as unanswered."""
 FROZEN_S = 45.0
@@ -49,6 +52,8 @@ class Toll:
     unanswered: int = 0
     hits: int = 0
     lost_s: float = 0.0
+    first_ratios: list[float] = field(default_factory=list)
+    """Time to first token ÷ that without cache, in the order of the requests."""
 
 
 class Harming:
@@ -99,7 +104,8 @@ class Harming:
         self.cache.start()
         for case in sorted(self.cases, key=lambda c: c == "file cut"):
             count = PROMPTS_OF_EACH if case in ON_DISK else 1
-            self.victims[case] = [Victim(prompt(self.rng, PROMPT_TOKENS)) for _ in range(count)]
+            count, length = (LONG_PROMPTS, LONG_TOKENS) if case == LONG_FLIPPED else (count, PROMPT_TOKENS)
+            self.victims[case] = [Victim(prompt(self.rng, length)) for _ in range(count)]
             for victim in self.victims[case]:
                 before = self.cache.units(self.cache.store)
                 complete(self._engine().port, victim.tokens)
@@ -125,7 +131,7 @@ class Harming:
                 faults.cut(victim.units[-1])
         else:
             for unit in middles:
-                (faults.flip_bit if case == "bit flipped" else faults.zero_page)(unit)
+                (faults.zero_page if case == "page zeroed" else faults.flip_bit)(unit)
 
     # Asking.
 
@@ -134,6 +140,10 @@ class Harming:
         toll = Toll()
         alive = True
         for victim in self.victims[case] * 2:
+            if case == LONG_FLIPPED:  # its time without cache is that of the same minute
+                self.none.reset_prefix_cache()
+                victim.right = answer(self.none, victim.tokens)
+                time.sleep(SPIN_S)
             self._engine().reset_prefix_cache()
             self.ask(victim, toll)
             alive = self.alive()
@@ -189,11 +199,13 @@ class Harming:
             got = complete(port, victim.tokens, timeout_s=ANSWER_TIMEOUT_S)
         except (OSError, RuntimeError, http.client.HTTPException):
             toll.unanswered += 1
+            toll.first_ratios.append(math.inf)
             ended = time.monotonic()
         else:
             ended = time.monotonic()
             toll.wrong += not is_right(self.none, victim.tokens, got, victim.right)
             toll.hits += got.cached > 0
+            toll.first_ratios.append(got.first_token_s / victim.right.first_token_s)
         toll.lost_s = max(toll.lost_s, ended - begun - victim.right.total_s)
 
     def alive(self) -> bool:
@@ -217,8 +229,14 @@ class Harming:
                 lost_s=round(max(0.0, toll.lost_s), 2),
                 hits=toll.hits,
                 alive=alive,
+                first_ratio=self._first_ratio(case, toll),
             )
         )
+
+    def _first_ratio(self, case: str, toll: Toll) -> float:
+        """Return what damage costs the first token: of the first time that each prompt is asked for."""
+        firsts = toll.first_ratios[: len(self.victims[case])]
+        return round(statistics.median(firsts), 3) if case == LONG_FLIPPED and firsts else 0.0
 
     # The engine.
 

@@ -105,8 +105,10 @@ class Pair:
                 none_first_s=none.first_token_s,
                 none_total_s=none.total_s,
                 right=ours.tokens == none.tokens,
+                number=block.number(i),
+                take=block.take,
             )
-            for tokens, ours, none in zip(block.prompts, got, want, strict=True)
+            for i, (tokens, ours, none) in enumerate(zip(block.prompts, got, want, strict=True))
         ]
         asked = zip(samples, block.prompts, got, want, strict=True)
         self.doubts += [doubt for doubt in asked if not doubt[0].right]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-ON_DISK = ("bit flipped", "page zeroed", "files swapped", "file cut")
+LONG_FLIPPED = "bit flipped in a long prompt"
+ON_DISK = ("bit flipped", LONG_FLIPPED, "page zeroed", "files swapped", "file cut")
+NORMAL_95 = 1.96
 WITH_DAEMON = ("daemon killed", "daemon killed while saving", "daemon frozen")
 OUT_OF_TIME = "out of time"
 CASES = (*ON_DISK, *WITH_DAEMON)
@@ -34,6 +37,9 @@ class Sample:
     none_total_s: float
     right: bool
     """The answer has the same tokens."""
+    number: int = -1
+    """Equal in all takes of a request of `mixed`, and in all requests and takes of a burst; else below 0."""
+    take: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Harm:
     """Requests that were given something from the cache."""
     alive: bool
     note: str = ""
+    first_ratio: float = 0.0
+    """Time to first token of what was damaged ÷ that without cache, median; 0 where it was not measured."""
 
 
 @dataclass
@@ -156,6 +164,68 @@ def ratios(samples: Sequence[Sample]) -> Ratios | None:
         cached=sum(s.cached for s in samples) / sum(s.tokens for s in samples),
         wrong=sum(not s.right for s in samples),
     )
+
+
+def least(samples: Sequence[Sample]) -> list[Sample]:
+    """Return a sample for each number, with the least times of all its takes.
+
+    What a request needs, without what the machine does beside it: two equal engines differ by a factor of two in
+    single requests.
+    """
+    takes: dict[tuple[int, int], list[Sample]] = {}
+    for i, s in enumerate(samples):
+        takes.setdefault((s.round, s.number if s.number >= 0 else -1 - i), []).append(s)
+    return [
+        replace(
+            group[0],
+            **{name: min(getattr(s, name) for s in group) for name in _TIMES},
+            right=all(s.right for s in group),
+        )
+        for group in takes.values()
+    ]
+
+
+_TIMES = ("first_s", "total_s", "none_first_s", "none_total_s")
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Throughput while saving ÷ that without cache."""
+
+    least: float
+    """By the least take of each burst."""
+    mean: float
+    """Of all takes, the geometric one, with its 95 % interval from `low` to `high`; a single take has none."""
+    low: float
+    high: float
+
+
+def burst_throughput(samples: Sequence[Sample]) -> Throughput | None:
+    """Compare the times of bursts; None where there are none."""
+    ours: dict[tuple[int, int, int], float] = {}
+    none: dict[tuple[int, int, int], float] = {}
+    for s in samples:
+        key = s.round, s.number, s.take
+        ours[key] = ours.get(key, 0.0) + s.total_s
+        none[key] = none.get(key, 0.0) + s.none_total_s
+    if not ours:
+        return None
+    logs = [math.log(none[key] / took) for key, took in ours.items()]
+    mean = statistics.mean(logs)
+    half = NORMAL_95 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
+    return Throughput(
+        least=_least_sum(none) / _least_sum(ours),
+        mean=math.exp(mean),
+        low=math.exp(mean - half),
+        high=math.exp(mean + half),
+    )
+
+
+def _least_sum(times: dict[tuple[int, int, int], float]) -> float:
+    least_of: dict[tuple[int, int], float] = {}
+    for (number, burst, _), took in times.items():
+        least_of[number, burst] = min(took, least_of.get((number, burst), math.inf))
+    return sum(least_of.values())
 
 
 def pick(result: Result, system: str, workload: str, phase: str | None = None, tokens: int = 0) -> list[Sample]:

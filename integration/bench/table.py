@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from results import CASES, ON_DISK, Harm, Ratios, Result, pick, ratios
+from results import CASES, ON_DISK, Harm, Ratios, Result, Throughput, burst_throughput, least, pick, ratios
 
 BEGIN, END = "<!-- comparison:begin -->", "<!-- comparison:end -->"
 NOTHING = ""
@@ -59,7 +59,7 @@ def _speed(result: Result, names: Sequence[str]) -> str:
     for length in lengths:
         row(f"first token after a restart, {length:,} tokens", _first, "restart", "restarted", length)
     if lengths:
-        row("the same, first request of all", _first_request, "restart", "restarted", lengths[0])
+        row(f"the same, first request of all, {lengths[-1]:,} tokens", _first_request, "restart", "restarted")
         for length in lengths:
             row(f"saving run: first token, {length:,} tokens", _first, "restart", "saving", length)
         row("saving run: throughput", _throughput, "restart", "saving")
@@ -69,12 +69,22 @@ def _speed(result: Result, names: Sequence[str]) -> str:
     row("larger than memory, second time: throughput", _throughput, "large", "again")
     row("mixed: first token", _first, "mixed")
     row("mixed: first token, the worst request", _worst, "mixed")
+    takes = 1 + max((s.take for s in result.samples if s.workload == "mixed"), default=0)
+    if takes > 1:
+        label = f"mixed, the least of {takes} takes: first token"
+        rows += [
+            (label + more, lambda name: ratios(least(pick(result, name, "mixed"))), value)
+            for more, value in (("", _first), (", the worst request", _worst))
+        ]
     row("mixed: throughput", _throughput, "mixed")
     row("mixed: share of prompt tokens from a cache", _cached, "mixed")
     lines = [
         [label, *(NOTHING if (r := of(name)) is None else value(r) for name in names)] for label, of, value in rows
     ]
     lines = [line for line in lines if any(line[1:])]
+    bursts = [_bursts(burst_throughput(pick(result, name, "bursts"))) for name in names]
+    if any(bursts):
+        lines.append(["bursts that are saved: throughput, least takes (mean, 95 % of it)", *bursts])
     if not lines:
         return ""
     lines.append(["wrong answers of all requests", *(_wrong(result, name) for name in names)])
@@ -133,6 +143,8 @@ def _harm(harm: Harm) -> str:
     if harm.unanswered:
         parts.append(f"{harm.unanswered} unanswered")
     parts.append(f"{harm.lost_s:.1f} s lost")
+    if harm.first_ratio:
+        parts.append(f"first token {harm.first_ratio:.2f} of cold")
     if not harm.alive:
         parts.append("**engine dead**")
     return ", ".join(parts)
@@ -148,6 +160,10 @@ def _first_request(r: Ratios) -> str:
 
 def _worst(r: Ratios) -> str:
     return _number(r.worst)
+
+
+def _bursts(t: Throughput | None) -> str:
+    return NOTHING if t is None else f"{t.least:.2f} ({t.mean:.2f}, {t.low:.2f} to {t.high:.2f})"
 
 
 def _throughput(r: Ratios) -> str:

@@ -28,6 +28,15 @@ class Block:
 
     phase: str
     prompts: list[list[int]]
+    first: int = -1
+    """The number of the first prompt, if there are several takes: a number is as long in each, but another prompt."""
+    take: int = 0
+    burst: bool = False
+    """All prompts have one number: what is compared is their time together."""
+
+    def number(self, i: int) -> int:
+        """Return the number of a prompt, below 0 where it has no other takes."""
+        return self.first if self.burst or self.first < 0 else self.first + i
 
 
 class Pause(Enum):
@@ -53,19 +62,42 @@ class Sizes:
     large_prompts: int = 36
     large_tokens: int = 2048
     mixed_requests: int = 200
+    mixed_takes: int = 3
+    bursts: int = 4
+    burst_takes: int = 3
+    burst_requests: int = 6
+    burst_tokens: int = 1000
 
 
-QUICK = Sizes(prompts_of_each=2, conversations=3, turns=2, large_prompts=4, mixed_requests=12)
+QUICK = Sizes(
+    prompts_of_each=2,
+    conversations=3,
+    turns=2,
+    large_prompts=4,
+    mixed_requests=12,
+    mixed_takes=2,
+    bursts=1,
+    burst_takes=2,
+    burst_requests=2,
+)
 
 
 def restart(rng: random.Random, sizes: Sizes) -> Script:
-    """Prompts that are never seen before, and the same after a restart."""
+    """Prompts that are never seen before, and the same after a restart, where a long one is the first of all."""
     prompts = [prompt(rng, n) for _ in range(sizes.prompts_of_each) for n in sizes.lengths]
     for block in blocks(prompts, len(sizes.lengths)):
         yield Block("saving", block)
     yield Pause.RESTART
     for block in blocks(prompts, len(sizes.lengths)):
-        yield Block("restarted", block)
+        yield Block("restarted", sorted(block, key=len, reverse=True))
+
+
+def bursts(rng: random.Random, sizes: Sizes) -> Script:
+    """New prompts without a pause: the saves of one go on while the next is computed. Each burst in several takes."""
+    for number in range(sizes.bursts):
+        for take in range(sizes.burst_takes):
+            new = [prompt(rng, sizes.burst_tokens) for _ in range(sizes.burst_requests)]
+            yield Block("bursts", new, number, take, burst=True)
 
 
 def turns(rng: random.Random, sizes: Sizes) -> Script:
@@ -92,21 +124,27 @@ def large(rng: random.Random, sizes: Sizes) -> Script:
 
 
 def mixed(rng: random.Random, sizes: Sizes) -> Script:
-    """Prompts of all lengths, as many short as long ones by order of magnitude; half begin like an earlier one."""
-    earlier: list[list[int]] = []
-    for _ in range(sizes.mixed_requests):
+    """Prompts of all lengths, as many short as long ones by order of magnitude; half begin like an earlier one.
+
+    A single request says little: each is made in several takes, whose prompts have equal lengths and share as much.
+    """
+    takes: list[list[list[int]]] = [[] for _ in range(sizes.mixed_takes)]
+    for done in range(sizes.mixed_requests):
         length = round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST))))
-        shared: list[int] = []
-        if earlier and rng.random() < 0.5:
-            before = rng.choice(earlier)
-            shared = before[: rng.randint(0, min(len(before), length - 1))]
-        earlier.append(shared + prompt(rng, length - len(shared)))
-    for block in blocks(earlier, MIXED_BLOCK):
-        yield Block("mixed", block)
+        like, shared = -1, 0
+        if done and rng.random() < 0.5:
+            like = rng.randrange(done)
+            shared = rng.randint(0, min(len(takes[0][like]), length - 1))
+        for earlier in takes:
+            earlier.append((earlier[like][:shared] if shared else []) + prompt(rng, length - shared))
+    for first in range(0, sizes.mixed_requests, MIXED_BLOCK):
+        for take, prompts in enumerate(takes):
+            yield Block("mixed", prompts[first : first + MIXED_BLOCK], first, take)
 
 
 WORKLOADS: dict[str, Callable[[random.Random, Sizes], Script]] = {
     "restart": restart,
+    "bursts": bursts,
     "turns": turns,
     "large": large,
     "mixed": mixed,

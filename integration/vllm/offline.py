@@ -3,7 +3,8 @@
 Runs in the environment that has vLLM: `python offline.py`. Each line of standard input is a JSON object with the name
 of a command in `do`, and each is answered by a line on standard output: an object with `error`, or with what the
 command says below. `start` starts an engine with `arguments` and perhaps a `connector` (vLLM's KV transfer
-configuration) and environment `variables`, `stop` ends it. vLLM is imported once, and each engine is a fork.
+configuration) and environment `variables`, and says its `pid`; `stop` ends it. vLLM is imported once, and each
+engine is a fork.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # some releases say some
 
 import numpy as np
 import torch
+from PIL import Image
 from vllm.config import KVTransferConfig
 from vllm.lora.request import LoRARequest
 
@@ -27,6 +29,7 @@ from vllm import LLM, SamplingParams
 
 SOUND_SAMPLES = 32_000
 """Two seconds, 50 tokens."""
+IMAGE_PIXELS = 56
 MAX_IDLE_STEPS = 20_000
 """An engine that waits for a load takes a thousand steps a second."""
 
@@ -52,8 +55,8 @@ class Engine:
         """Complete requests, all at once, and return `answers`.
 
         A request has `tokens`, `max_tokens`, and perhaps `sampling` parameters, a `wish` (kv_transfer_params), `salt`,
-        `lora` (name, number and path), `sounds` (the seeds of noises) or `embeds` (the seed of a prompt of as many
-        embeddings of a `width` as there are tokens).
+        `lora` (name, number and path), `sounds` or `images` (the seeds of noises), or `embeds` (the seed of a prompt of
+        as many embeddings of a `width` as there are tokens).
         """
         outputs = self._llm.generate(
             [_prompt(r) for r in requests],
@@ -90,6 +93,16 @@ class Engine:
             engine.engine_core.engine_core.step_fn()  # type: ignore[attr-defined]
         return {"state": state, "before": before, "after": pool.get_num_free_blocks()}
 
+    def advance(self, request: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Take a number of steps with a request, and leave it there. Returns its `state`."""
+        engine = self._llm.llm_engine
+        engine.add_request("advanced", _prompt(request), _sampling(request))
+        for _ in range(steps):
+            engine.step()
+        requests: Any = engine.engine_core.engine_core.scheduler.requests  # type: ignore[attr-defined]
+        (running,) = requests.values()
+        return {"state": running.status.name}
+
     def settle(self) -> dict[str, Any]:
         """Go on until nothing is copied any more, which a server does by itself."""
         core: Any = self._llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
@@ -122,6 +135,10 @@ def _prompt(request: dict[str, Any]) -> dict[str, Any]:
     if "sounds" in request:
         noises = [np.random.default_rng(s).standard_normal(SOUND_SAMPLES, dtype=np.float32) for s in request["sounds"]]
         prompt["multi_modal_data"] = {"audio": noises}
+    if "images" in request:
+        shape = (IMAGE_PIXELS, IMAGE_PIXELS, 3)
+        noises = [np.random.default_rng(s).integers(0, 256, shape, dtype=np.uint8) for s in request["images"]]
+        prompt["multi_modal_data"] = {"image": [Image.fromarray(noise) for noise in noises]}
     return prompt
 
 
@@ -135,7 +152,7 @@ def serve(first: dict[str, Any], commands: TextIO, reply: Callable[[dict[str, An
     """Run one engine until it is told to stop."""
     os.environ.update(first.get("variables", {}))
     engine = Engine(first["arguments"], first.get("connector"))
-    reply({})
+    reply({"pid": os.getpid()})
     while line := commands.readline():
         command = json.loads(line)
         name = command.pop("do")

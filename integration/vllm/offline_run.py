@@ -44,6 +44,7 @@ class Offline:
             )  # fmt: skip
         atexit.register(self._kill)
         self._runs = False
+        self._engine = 0
 
     def __enter__(self) -> Offline:
         return self
@@ -65,7 +66,14 @@ class Offline:
         self.stop()
         self._runs = True
         loaded = json.loads(connector) if connector else None
-        self.call("start", arguments=arguments, connector=loaded, variables=variables or {})
+        self._engine = int(self.call("start", arguments=arguments, connector=loaded, variables=variables or {})["pid"])
+
+    def kill_engine(self) -> str:
+        """Kill the engine that runs, as `kill -9` does. Returns what is said of it."""
+        self._runs = False
+        os.kill(self._engine, signal.SIGKILL)
+        stdout = cast(IO[bytes], self._process.stdout)
+        return str(json.loads(stdout.readline())["error"])
 
     def stop(self) -> None:
         """Stop the engine, if one runs."""

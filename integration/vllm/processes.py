@@ -139,10 +139,14 @@ class Daemon(Program):
         args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes, *settings]
         self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"], env)
         until = time.monotonic() + 30
-        while get(self.port, "/healthz")[0] != 200 or not self.socket_path.exists():
+        while not self.healthy() or not self.socket_path.exists():
             if not self.alive() or time.monotonic() > until:
                 self.fail_with_log("kvconnd is not ready")
             time.sleep(0.02)
+
+    def healthy(self) -> bool:
+        """Whether it says that all is well."""
+        return get(self.port, "/healthz")[0] == 200
 
     def metric(self, name: str) -> float:
         """Return a metric's value."""

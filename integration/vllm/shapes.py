@@ -25,6 +25,8 @@ CHUNK = 512
 HIDDEN = 512
 SOUND = 261
 """The token that stands for a sound."""
+IMAGE = 260
+"""The token that stands for an image."""
 
 Requests = list[dict[str, Any]]
 Answers = list[dict[str, Any]]
@@ -50,7 +52,7 @@ class Shapes:
         self.place = place
         self.rng = random.Random(12)
         # Made before vLLM starts: the connector believes no weights that are younger.
-        kinds = ("llama", "gemma3", "deepseek", "qwen2_audio", "draft")
+        kinds = ("llama", "gemma3", "deepseek", "qwen2_audio", "llava", "draft")
         self.models = {kind: str(environment.model(place.env, MODEL_SEED, kind)) for kind in kinds}
 
     def run(self) -> None:
@@ -76,6 +78,9 @@ class Shapes:
         (heard,) = self.prompts(450)
         heard["tokens"][50], heard["tokens"][300] = SOUND, SOUND
         sounds = [heard | {"sounds": pair} for pair in ((1, 2), (1, 3), (4, 2))]
+        (seen,) = self.prompts(450)
+        seen["tokens"][50], seen["tokens"][300] = IMAGE, IMAGE
+        images = [seen | {"images": pair} for pair in ((1, 2), (1, 3), (4, 2))]
         return [
             Shape("chunked prefill", llama, chunks, mixed, more=wishes_and_aborts),
             Shape("prefix caching", llama, {"enable_prefix_caching": True}, mixed, more=half_of_it_held),
@@ -86,6 +91,7 @@ class Shapes:
             Shape("draft model", llama, {"speculative_config": drafted}, decodes, more=was_drafted),
             Shape("prompt embeddings", llama, {"enable_prompt_embeds": True}, embedded),
             Shape("sounds", self.models["qwen2_audio"], {}, sounds, more=was_heard),
+            Shape("images", self.models["llava"], {}, images, more=was_seen),
         ]
 
     def prompts(self, *lengths: int, max_tokens: int = MAX_TOKENS) -> Requests:
@@ -263,6 +269,21 @@ def was_heard(run: Run) -> None:
     """Check that sounds count: equal tokens with other sounds have other answers."""
     answers = {str(r["tokens"]) for r in run.references}
     run.report.equal(f"{run.shape.name}: each pair of sounds has its own answer", len(answers), len(run.requests))
+
+
+def was_seen(run: Run) -> None:
+    """Check that images count, and that another image hits nothing from its place on."""
+    answers = {str(r["tokens"]) for r in run.references}
+    run.report.equal(f"{run.shape.name}: each pair of images has its own answer", len(answers), len(run.requests))
+    for pair, cached in ((9, 2), 0), ((1, 9), 2 * BLOCK_SIZE):
+        other = run.requests[0] | {"images": pair}
+        reference = run.complete([other], **NO_CACHE_WISH)
+        got = run.complete([other])
+        run.identical(f"images {pair}, one new", got, reference)
+        run.cached(f"images {pair}, one new", got, [cached])
+        again = run.complete([other])
+        run.identical(f"images {pair}, again", again, reference)
+        run.cached(f"images {pair}, again", again, [run.whole(reference[0]["prompt"] - 1)])
 
 
 def was_drafted(run: Run) -> None:

@@ -10,6 +10,7 @@ import environment
 from completions import BLOCK_SIZE, MAX_TOKENS, prompt
 from damage import flip_bits
 from offline_run import run_offline
+from short_tier import ShortTier
 from stage import Place, Stage
 
 MODELS = {"full attention": ("llama", 1), "hybrid": ("gemma3", 3)}
@@ -29,6 +30,11 @@ class Short(Stage):
         self.models = {name: environment.model(place.env, seed, kind) for name, (kind, seed) in MODELS.items()}
 
     def run(self) -> None:
+        """Run the direct connector, then kvconn as a tier of vLLM's own offloading."""
+        self.direct()
+        ShortTier(self.place, self.models["full attention"]).run()
+
+    def direct(self) -> None:
         """Save, restart and load, then load what is damaged."""
         self.daemon.start()
         answers = self.saving()

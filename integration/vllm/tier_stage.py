@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,42 +16,31 @@ from pathlib import Path
 from typing import Any
 
 import environment
+import observed
+import tier_faults
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
-from environment import Environment
 from identity import change_tensor
 from offline_run import Offline
 from processes import get
-from stage import NO_CACHE, Place, Stage
+from stage import Place, Stage
+from tiering import EMPTY, NOTHING, shimmed, tier_config
 
 MODEL_SEED, HYBRID_SEED = 1, 3
 ADAPTER_SEEDS = 1, 2
 LENGTHS = (1000, 2000, 1000, 1000)
 SHORT = (0, 2, 3)
 """The prompts of 1,000 tokens: seven chunks each."""
-CHUNK_BYTES = 1 << 20
 CHANGED_TENSOR = "model.layers.3.self_attn.k_proj.weight"
 LARGE, TWO_PROMPTS, TINY = 200, 16, 6
 """Sizes of the region, in chunks. A prompt has 7 or 15."""
-EMPTY = {"test_empty_region": True}
-NOTHING = {**NO_CACHE["kv_transfer_params"], "max_load_tokens": 0, "max_offload_tokens": 0}
-"""Neither kvconnd nor vLLM's region does anything for such a request."""
 PATIENT_S, IMPATIENT_S, FROZEN_S = 20, 2, 4
-SHIM = environment.HERE / "shim"
-
-
-class _Environment(Environment):
-    """An environment whose engines find the shim."""
-
-    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
-        return super().variables(tensor_parallel) | {"PYTHONPATH": str(SHIM)}
 
 
 class Tier(Stage):
     """A server, then engines in one process, all on one store."""
 
     def __init__(self, place: Place) -> None:
-        env = _Environment(place.env.cache, place.env.python)
-        super().__init__(replace(place, env=env), "tier", LENGTHS)
+        super().__init__(replace(place, env=shimmed(place.env)), "tier", LENGTHS)
         self.rng = random.Random("tier")
         self.adapters = [environment.model(place.env, seed, "adapter") for seed in ADAPTER_SEEDS]
         self.hybrid_model = environment.model(place.env, HYBRID_SEED, "gemma3")
@@ -75,14 +63,8 @@ class Tier(Stage):
         self.daemon.terminate()
 
     def connector(self, chunks: int = LARGE, timeout_s: float = PATIENT_S, **extra: Any) -> dict[str, Any]:
-        """Return what the daemon says that vLLM needs, for the shim and vLLM's large blocks on a CPU."""
-        command = [str(self.daemon.binary), "config", "vllm", "--tier", "--socket", str(self.daemon.socket_path)]
-        command += ["--region-bytes", f"{chunks * CHUNK_BYTES}B", "--blocks-per-chunk", "1"]
-        config = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        own = config["kv_connector_extra_config"]
-        own |= {"spec_name": "CPUTieringSpec", "spec_module_path": "cpu_offloading", **extra}
-        own["secondary_tiers"][0]["timeout"] = timeout_s
-        return {**config, "engine_id": f"kvconn-e2e-{os.getpid()}-{time.monotonic_ns()}"}
+        """Return what vLLM needs for a region of some chunks."""
+        return tier_config(self.daemon, chunks, timeout_s, **extra)
 
     def loaded(self) -> float:
         """Return the blocks that the daemon has loaded."""
@@ -94,7 +76,8 @@ class Tier(Stage):
         """Save, load, and lose the daemon in all places."""
         engine = self.engine(self.model, 1)
         config = self.connector(timeout_s=IMPATIENT_S)
-        engine.start(json.dumps(config), prefix_caching=True)
+        followed = observed.Followed(self.place.env, self.place.work / "kv-events-tier.log")
+        engine.start(json.dumps(config), prefix_caching=True, arguments=followed.options)
         engine.wait()
         region = Path(f"/dev/shm/vllm_offload_{config['engine_id']}.mmap")  # noqa: S108
         self.report.check("tier: the region's name is gone", not region.exists())
@@ -123,6 +106,7 @@ class Tier(Stage):
         self.all_cached("from kvconnd, all at once", answers)
         chunks = sum(cacheable(n) // BLOCK_SIZE for n in LENGTHS)
         self.report.equal("tier: from kvconnd, all at once: blocks loaded", self.loaded() - before, chunks)
+        observed.tier_is_shown(self.report, engine, followed, chunks)
 
         self.while_loading(engine, empty, "daemon killed while loading", [(0.01, signal.SIGKILL)])
         self.while_loading(
@@ -141,10 +125,13 @@ class Tier(Stage):
         self.identical("daemon gone", complete_all(port, self.prompts))
         self.daemon.start()
         self.daemon.wait_for_engine()
+        tier_faults.run(self, engine, empty)
         self.aborted(engine, empty)
         self.reset(engine, empty)
         self.no_errors(engine)
         engine.terminate()
+        followed.withdrawn(self.report)
+        followed.kill()
 
     def while_loading(
         self, engine: Any, empty: Callable[[], None], what: str, signals: list[tuple[float, Any]]

@@ -2,9 +2,9 @@
 
 Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED KIND`. KIND is "llama",
 with full attention, "gemma3", where two of three layers have sliding windows, "deepseek", with multi-head
-latent attention, "qwen2_audio", which hears, "draft", a small one that proposes tokens for the first, or
-"adapter", a LoRA adapter of the first. The weights are scaled so that the output depends on the whole
-prompt: one token changed early changes the tokens that follow, so wrong KV shows as wrong tokens.
+latent attention, "qwen2_audio", which hears, "llava", which sees, "draft", a small one that proposes tokens for
+the first, or "adapter", a LoRA adapter of the first. The weights are scaled so that the output depends on the
+whole prompt: one token changed early changes the tokens that follow, so wrong KV shows as wrong tokens.
 """
 
 from __future__ import annotations
@@ -38,6 +38,19 @@ SOUND_ENCODER: dict[str, object] = {
     "num_mel_bins": MEL_BINS,
     "max_source_positions": SOUND_S * SAMPLES_PER_S // HOP // 2,
 }
+IMAGE_WORD = "<image>"
+IMAGE_PIXELS, PATCH_PIXELS = 56, 14
+IMAGE_ENCODER: dict[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_PIXELS,
+    "patch_size": PATCH_PIXELS,
+}
+"""It makes 16 tokens of an image."""
+MORE_TOKENS = {"qwen2_audio": SOUND_TOKENS, "llava": (IMAGE_WORD,)}
+"""Of models that take more than text, after the others."""
 # vLLM's CPU backend of multi-head latent attention has one size, that of DeepSeek V2.
 LATENT, ROTATED, UNROTATED = 512, 64, 128
 LAYERS_OF = {
@@ -45,6 +58,7 @@ LAYERS_OF = {
     "gemma3": HYBRID_LAYERS,
     "deepseek": LAYERS,
     "qwen2_audio": LAYERS,
+    "llava": LAYERS,
     "draft": DRAFT_LAYERS,
 }
 
@@ -59,7 +73,7 @@ def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
 
     hybrid = kind == "gemma3"
     unit = torch.zeros if hybrid else torch.ones  # Gemma's norms add 1
-    vocabulary = VOCABULARY + len(SOUND_TOKENS) * (kind == "qwen2_audio")
+    vocabulary = VOCABULARY + len(MORE_TOKENS.get(kind, ()))
     tensors = {
         "model.embed_tokens.weight": normal(vocabulary, HIDDEN, HYBRID_EMBEDDING_STD if hybrid else EMBEDDING_STD),
         "lm_head.weight": normal(vocabulary, HIDDEN, EMBEDDING_STD),
@@ -165,6 +179,16 @@ def config(kind: str) -> dict[str, object]:
             "audio_token_index": VOCABULARY + 1,
             "torch_dtype": "float32",
         }
+    if kind == "llava":
+        return {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "model_type": "llava",
+            "text_config": common | {"model_type": "llama", "vocab_size": VOCABULARY + 1},
+            "vision_config": IMAGE_ENCODER | {"model_type": "clip_vision_model"},
+            "vision_feature_layer": -1,
+            "image_token_index": VOCABULARY,
+            "torch_dtype": "float32",
+        }
     return common | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
@@ -172,23 +196,51 @@ def hearing(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tens
     """Return a model that hears, given what it does with embeddings."""
     from transformers import Qwen2AudioEncoder, Qwen2AudioEncoderConfig
 
-    generator = torch.Generator().manual_seed(seed)
-    all_of_it = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    biases: dict[str, torch.Tensor] = {}
     for i in range(LAYERS):
         for projection, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS)):
             bias = f"language_model.model.layers.{i}.self_attn.{projection}.bias"
-            all_of_it[bias] = torch.zeros(heads * HEAD_SIZE)
+            biases[bias] = torch.zeros(heads * HEAD_SIZE)
     width = SOUND_ENCODER["d_model"]
     linear = "multi_modal_projector.linear"
     shapes = {f"{linear}.weight": torch.empty(HIDDEN, width), f"{linear}.bias": torch.empty(HIDDEN)}
     encoder = Qwen2AudioEncoder(Qwen2AudioEncoderConfig(**SOUND_ENCODER)).state_dict()
-    for name, tensor in (shapes | {f"audio_tower.{name}": t for name, t in encoder.items()}).items():
+    shapes |= {f"audio_tower.{name}": t for name, t in encoder.items()}
+    return of_language(tensors) | biases | random_weights(shapes, seed)
+
+
+def seeing(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Return a model that sees, given what it does with embeddings."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    shapes: dict[str, torch.Tensor] = {}
+    for i, width in ((1, IMAGE_ENCODER["hidden_size"]), (2, HIDDEN)):
+        linear = f"multi_modal_projector.linear_{i}"
+        shapes |= {f"{linear}.weight": torch.empty(HIDDEN, width), f"{linear}.bias": torch.empty(HIDDEN)}
+    encoder = CLIPVisionModel(CLIPVisionConfig(**IMAGE_ENCODER)).state_dict()
+    inner = "vision_model."
+    shapes |= {f"vision_tower.{inner}{name.removeprefix(inner)}": t for name, t in encoder.items()}
+    return of_language(tensors) | random_weights(shapes, seed)
+
+
+def of_language(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model of text under the names that they have in one that takes more."""
+    return {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+
+
+def random_weights(shapes: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Return weights of these shapes; norms and biases do nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in shapes.items():
         if tensor.dim() > 1:
-            all_of_it[name] = torch.randn(tensor.shape, generator=generator) * tensor[0].numel() ** -0.5
+            weights[name] = torch.randn(tensor.shape, generator=generator) * tensor[0].numel() ** -0.5
+        elif name.endswith("class_embedding"):
+            weights[name] = torch.randn(tensor.shape, generator=generator)
         else:
             norm = "norm" in name and name.endswith("weight")
-            all_of_it[name] = torch.ones(tensor.shape) if norm else torch.zeros(tensor.shape)
-    return all_of_it
+            weights[name] = torch.ones(tensor.shape) if norm else torch.zeros(tensor.shape)
+    return weights
 
 
 def write_ears(directory: Path) -> None:
@@ -209,6 +261,29 @@ def write_ears(directory: Path) -> None:
     (directory / "preprocessor_config.json").write_text(json.dumps(extractor, indent=2))
 
 
+def write_eyes(directory: Path) -> None:
+    """Write what turns an image into pixels of the encoder's, and its place in a prompt into tokens."""
+    square = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+    pixels = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": IMAGE_PIXELS},
+        "do_center_crop": True,
+        "crop_size": square,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.25, 0.25, 0.25],
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(pixels, indent=2))
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "patch_size": PATCH_PIXELS,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": IMAGE_WORD,
+    }
+    (directory / "processor_config.json").write_text(json.dumps(processor, indent=2))
+
+
 def tokenizer(*more: str) -> Tokenizer:
     """Return a tokenizer whose tokens are the 256 bytes, between the special ones and more of these."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -223,10 +298,13 @@ def tokenizer(*more: str) -> Tokenizer:
 def write(directory: Path, seed: int, kind: str) -> None:
     """Write the model's files."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors, more = weights(seed, kind), ()
+    tensors, more = weights(seed, kind), MORE_TOKENS.get(kind, ())
     if kind == "qwen2_audio":
-        tensors, more = hearing(tensors, seed), SOUND_TOKENS
+        tensors = hearing(tensors, seed)
         write_ears(directory)
+    elif kind == "llava":
+        tensors = seeing(tensors, seed)
+        write_eyes(directory)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config(kind), indent=2))
     tokenizer(*more).save(str(directory / "tokenizer.json"))

@@ -25,6 +25,7 @@ import environment
 import workplace
 from report import Report
 from short import Short
+from short_tier import REFUSED
 from stage import Place
 
 DOCUMENT = environment.HERE.parent.parent / "docs" / "vllm-versions.md"
@@ -36,7 +37,7 @@ COLUMNS = {"direct connector": "short: full attention:", "hybrid models": "short
 
 
 class Outcome(Report):
-    """The checks of a release, by column: what failed first, empty where all passed."""
+    """The checks of a release, by column: what failed first or why it is refused, empty where all passed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,8 @@ class Outcome(Report):
     def check(self, what: str, ok: bool, detail: str = "") -> bool:
         """Note one check."""
         column = next((c for c, begin in COLUMNS.items() if what.startswith(begin)), next(iter(COLUMNS)))
-        self.columns[column] = self.columns.get(column) or ("" if ok else detail or what)
+        why = "" if ok and what != REFUSED else detail or what
+        self.columns[column] = self.columns.get(column) or why
         return super().check(what, ok, detail)
 
     def cells(self) -> list[str]:

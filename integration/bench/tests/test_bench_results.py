@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 from chart import svg
-from results import Harm, Result, Sample, Session, load, pick, ratios
+from results import Harm, Result, Sample, Session, Throughput, burst_throughput, least, load, pick, ratios
 from table import BEGIN, END, markdown, replace_between_markers
 
 MACHINE = {"cores": 2, "processor": "P", "memory_gib": 24, "kernel": "6", "load": 0.1, "python": "3.11"}
@@ -71,6 +71,54 @@ def test_the_first_request_is_that_of_each_round():
     firsts = [(1, 0.5), (1, 0.1), (2, 0.7), (2, 0.1), (3, 0.2), (3, 0.9)]
     found = ratios([sample(round=number, first_s=first) for number, first in firsts])
     assert found.first_request == pytest.approx(0.5)
+
+
+def test_of_several_takes_the_least_counts():
+    takes = [(2.0, 0.9), (1.0, 3.0)]
+    samples = [
+        *(sample(number=0, take=i, first_s=o, none_first_s=n, right=not i) for i, (o, n) in enumerate(takes)),
+        sample(number=1, first_s=0.5, none_first_s=1.0),
+        sample(number=0, round=2, first_s=0.3, none_first_s=1.0),
+    ]
+    assert [(s.first_s, s.none_first_s, s.right) for s in least(samples)] == [
+        (1.0, 0.9, False),
+        (0.5, 1.0, True),
+        (0.3, 1.0, True),
+    ]
+    alone = [sample(first_s=f) for f in (0.1, 0.2)]
+    assert least(alone) == alone, "samples without a number are of different requests"
+
+
+def test_throughput_of_bursts_is_that_of_their_least_takes():
+    def burst(number, take, ours, none):
+        return [sample(number=number, take=take, total_s=o, none_total_s=n) for o, n in zip(ours, none, strict=True)]
+
+    samples = [
+        *burst(0, 0, (1.0, 1.0), (1.0, 1.0)),
+        *burst(0, 1, (4.0, 4.0), (2.0, 2.0)),
+        *burst(1, 0, (1.0, 1.0), (2.0, 2.0)),
+    ]
+    found = burst_throughput(samples)
+    assert found.least == pytest.approx((2 + 4) / (2 + 2))
+    assert found.mean == pytest.approx(1.0)
+    assert found.low < 1 < found.high
+    assert burst_throughput(samples[:2]) == Throughput(1.0, 1.0, 1.0, 1.0)
+    assert burst_throughput([]) is None
+
+
+def test_the_table_has_takes_and_bursts_and_the_long_damaged_prompt():
+    r = result(
+        samples=[
+            *(sample(workload="mixed", number=0, take=t, first_s=s) for t, s in enumerate((3.0, 1.5))),
+            *(sample(workload="bursts", number=0, take=t, total_s=1.0) for t in range(2)),
+        ],
+        harms=[harm("bit flipped in a long prompt", first_ratio=1.125)],
+    )
+    lines = markdown(r).splitlines()
+    assert "| mixed: first token, the worst request | 3.00 |" in lines
+    assert "| mixed, the least of 2 takes: first token, the worst request | 1.50 |" in lines
+    assert "| bursts that are saved: throughput, least takes (mean, 95 % of it) | 2.00 (2.00, 2.00 to 2.00) |" in lines
+    assert "| bit flipped in a long prompt | 0 of 4 wrong, 0.0 s lost, first token 1.12 of cold |" in lines
 
 
 def test_pick_takes_one_phase_and_length():

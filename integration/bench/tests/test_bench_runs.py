@@ -11,7 +11,7 @@ import pytest
 import session
 from catalogue import SYSTEMS
 from harm import Harming
-from results import CASES, ON_DISK, Result, pick
+from results import CASES, LONG_FLIPPED, ON_DISK, Result, least, pick
 from session import Rounds
 from systems import Site
 from workloads import QUICK, WORKLOADS, distinct_tokens
@@ -46,14 +46,15 @@ def test_a_cache_that_checks_has_no_wrong_answer(scene):
     found = harms(*scene(trusting=False))
     assert list(found) == list(CASES)
     assert all(h.wrong == h.unanswered == 0 and h.alive for h in found.values())
-    assert [found[case].requests for case in CASES] == [4, 4, 4, 4, 1, 2, 1]
-    assert all(found[case].hits == 2 for case in ON_DISK), "the second time it is there again"
+    assert [found[case].requests for case in CASES] == [4, 10, 4, 4, 4, 1, 2, 1]
+    assert all(2 * found[case].hits == found[case].requests for case in ON_DISK), "the second time it is there again"
+    assert {case: h.first_ratio for case, h in found.items() if h.first_ratio} == {LONG_FLIPPED: 1.0}
     assert found["daemon killed"].hits == 0
 
 
 def test_a_cache_that_trusts_its_files_is_caught(scene):
     found = harms(*scene(trusting=True))
-    assert all(found[case].wrong == found[case].hits == 4 for case in ON_DISK)
+    assert all(found[case].wrong == found[case].hits == found[case].requests for case in ON_DISK)
 
 
 def test_an_engine_that_dies_is_noted_and_the_next_case_has_another(scene):
@@ -82,7 +83,10 @@ def test_a_round_restarts_once_and_compares_every_request(scene):
     assert all(s.cached == s.tokens for s in pick(result, "a", "restart", "restarted"))
     assert all(s.cached == s.tokens for s in pick(result, "a", "large", "again"))
     assert len(pick(result, "a", "turns")) == QUICK.conversations * QUICK.turns
-    assert len(pick(result, "a", "mixed")) == QUICK.mixed_requests
+    mixed = pick(result, "a", "mixed")
+    assert len(mixed) == QUICK.mixed_requests * QUICK.mixed_takes
+    assert [s.number for s in least(mixed)] == list(range(QUICK.mixed_requests))
+    assert {(s.number, s.take) for s in pick(result, "a", "bursts")} == {(0, 0), (0, 1)}
     (used,) = result.sessions
     assert used.kv_bytes == distinct_tokens(tokens for tokens in asked(cache)) * 8192
     assert none.asked.count("reset") == 2, "with each start of the other engine"

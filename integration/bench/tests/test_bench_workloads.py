@@ -45,7 +45,8 @@ def test_restart_asks_the_same_after_a_restart():
     at = steps.index(Pause.RESTART)
     before = [p for block in steps[:at] for p in block.prompts]
     after = [p for block in steps[at + 1 :] for p in block.prompts]
-    assert before == after
+    assert sorted(before) == sorted(after)
+    assert len(after[0]) == 2700, "the first request of all is a long one"
     assert sorted(len(p) for p in before) == [1000] * 6 + [2700] * 6
     assert distinct_tokens(before) == 6 * (896 + 2688)
     assert {block.phase for block in steps[at + 1 :]} == {"restarted"}
@@ -72,13 +73,41 @@ def test_large_asks_everything_twice():
 
 
 def test_mixed_has_short_and_long_ones_and_half_that_begin_like_an_earlier_one():
-    prompts = [p for block in follow(script("mixed", 1, 1, Sizes())) for p in block.prompts]
-    assert len(prompts) == 200
-    assert all(SHORTEST <= len(p) <= LONGEST for p in prompts)
-    assert sum(len(p) < 500 for p in prompts) > 60
-    assert sum(len(p) > 1000 for p in prompts) > 40
-    sharing = sum(any(p[:64] == q[:64] for q in prompts[:i]) for i, p in enumerate(prompts))
-    assert 60 < sharing < 120
+    takes = in_takes("mixed")
+    assert sorted(takes) == [0, 1, 2]
+    assert [len(p) for p in takes[0].values()] == [len(p) for p in takes[1].values()]
+    for by_number in takes.values():
+        prompts = list(by_number.values())
+        assert list(by_number) == list(range(200))
+        assert all(SHORTEST <= len(p) <= LONGEST for p in prompts)
+        assert sum(len(p) < 500 for p in prompts) > 60
+        assert sum(len(p) > 1000 for p in prompts) > 40
+        sharing = sum(any(p[:64] == q[:64] for q in prompts[:i]) for i, p in enumerate(prompts))
+        assert 60 < sharing < 120
+
+
+def in_takes(workload):
+    """Return the prompts of a workload by take and number."""
+    takes = {}
+    for block in follow(script(workload, 1, 1, Sizes())):
+        for i, tokens in enumerate(block.prompts):
+            takes.setdefault(block.take, {})[block.number(i)] = tokens
+    return takes
+
+
+def test_takes_share_nothing_with_each_other():
+    takes = in_takes("mixed")
+    begins = [{tuple(p[:64]) for p in by_number.values()} for by_number in takes.values()]
+    assert not begins[0] & begins[1]
+    assert len(begins[0]) == len(begins[1])
+
+
+def test_a_burst_has_new_prompts_in_each_take():
+    steps = follow(script("bursts", 1, 1, Sizes()))
+    assert [(block.number(5), block.take) for block in steps] == [(n, t) for n in range(4) for t in range(3)]
+    prompts = [tuple(p) for block in steps for p in block.prompts]
+    assert len(set(prompts)) == len(prompts) == 4 * 3 * 6
+    assert {len(p) for p in prompts} == {1000}
 
 
 def test_distinct_tokens_counts_equal_beginnings_once():

@@ -6,7 +6,8 @@
 Runs the scheduler's side of the connector as vLLM calls it, without an engine: a prompt is saved once by a worker that
 has memory and no model; then one request after the other is looked up, given blocks, loaded, scheduled and ended. The
 time is that of all hooks of one request added up, their round trips to the daemon included. Needs vLLM in the
-environment. Prints JSON: fastest and middle request, by hook, and a step in which a request only decodes.
+environment. Prints JSON: fastest and middle request, by hook, the thread's processor time, which other work on the
+machine changes less, and a step in which a request only decodes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from kvconn.vllm.scheduler import SchedulerSide
 BLOCK_SIZE = 128
 BLOCK_BYTES = 64 << 10
 MANIFEST = match.MANIFEST | {"block_size": BLOCK_SIZE}
+DECODES = "a step of decoding"
 PAUSE_S = 0.01
 """Between requests: an engine computes meanwhile, and the daemon's threads fall asleep."""
 
@@ -52,11 +54,15 @@ class Engine:
         self.tokens = [rng.randrange(150_000) for _ in range(tokens)]
         self.blocks = list(range(1, blocks))  # vLLM keeps the first for itself
         self.took: dict[str, float] = {}
+        self.cpu_s = 0.0
+        """The thread's processor time in all hooks of a request."""
 
     def timed(self, hook: str, call: Callable[[], Any]) -> Any:
         """Call, and add the time to a hook's."""
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.thread_time()
         result = call()
+        if hook and hook != DECODES:
+            self.cpu_s += time.thread_time() - cpu
         self.took[hook] = self.took.get(hook, 0.0) + time.perf_counter() - begun
         return result
 
@@ -95,7 +101,7 @@ class Engine:
 
     def serve(self, name: str) -> tuple[int, dict[str, float]]:
         """Serve a request from its look-up to its end; return the tokens loaded, and the time in each hook."""
-        self.took = {}
+        self.took, self.cpu_s = {}, 0.0
         r, side = self.request(name), self.side
         blocks = SimpleNamespace(get_block_ids=lambda: (self.blocks,))
         offered, _ = self.timed("match", lambda: side.match(r, 0))
@@ -116,7 +122,7 @@ class Engine:
             self.plan("", cached={name: (r.num_tokens - 1, 1)})
             r.all_token_ids.append(7)
             r.num_tokens += 1
-        self.plan("a step of decoding", cached={name: (r.num_tokens - 1, 1)})
+        self.plan(DECODES, cached={name: (r.num_tokens - 1, 1)})
         self.timed("finished", lambda: side.finished(name))
         self.plan("plan after its end")
         return offered, self.took
@@ -133,6 +139,7 @@ def main() -> None:
     engine.serve("saved")
     time.sleep(1)
     rounds: list[dict[str, float]] = []
+    cpu: list[float] = []
     for i in range(args.rounds):
         time.sleep(PAUSE_S)
         loaded, took = engine.serve(f"r{i}")
@@ -140,11 +147,14 @@ def main() -> None:
             raise SystemExit(f"{loaded} tokens were offered: nothing else may use the daemon")
         took.pop("")
         rounds.append(took)
-    idle = [took.pop("a step of decoding") for took in rounds]
+        cpu.append(engine.cpu_s)
+    idle = [took.pop(DECODES) for took in rounds]
     whole = [sum(took.values()) for took in rounds]
     figures = {
         "request_s": min(whole),
         "request_p50_s": statistics.median(whole),
+        "request_cpu_s": min(cpu),
+        "request_cpu_p50_s": statistics.median(cpu),
         "idle_step_p50_s": statistics.median(idle),
     }
     hooks = {hook: statistics.median(took[hook] for took in rounds) for hook in rounds[0]}

@@ -20,6 +20,15 @@ def test_request_has_the_documented_bytes() -> None:
     assert frame[20:] == body
 
 
+def test_a_packer_goes_on_after_a_body_that_does_not_pack() -> None:
+    pack = frames.packer()
+    with pytest.raises(TypeError):
+        frames.pack_request(1, frames.Op.LOAD, {"meta": bytes(1 << 10), "r": object()}, 0, pack)
+    bodies: list[dict[str, object]] = [{"r": "a", "meta": bytes(300_000)}, {"r": "b"}]
+    for body in bodies:
+        assert frames.pack_request(1, frames.Op.LOAD, body, 0, pack)[frames.HEADER_BYTES :] == msgpack.packb(body)
+
+
 def test_request_beyond_the_bound_is_not_sent() -> None:
     with pytest.raises(RequestTooLarge):
         frames.pack_request(1, frames.Op.LOAD, {"meta": bytes(frames.MAX_BODY_BYTES)})

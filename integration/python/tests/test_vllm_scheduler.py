@@ -309,15 +309,33 @@ def loaded_request(engine: Engine, computed: int = 0, **ended: Any) -> Any:
     return r
 
 
-def test_a_step_that_saves_nothing_is_not_waited_for(engine: Engine) -> None:
+def test_a_step_after_a_load_is_told_with_the_next_block(engine: Engine) -> None:
+    r = loaded_request(engine)
+    meta = engine.plan(new={"r": (12, 2)})
+    assert (len(engine.leader.steps), meta.payload, meta.number) == (1, b"", 0)
+    engine.append(r, 7)
+    assert engine.plan(cached={"r": (14, 1)}).payload == b""
+    engine.append(r, 8)
+    assert engine.plan(cached={"r": (15, 1)}).payload == b"plan"
+    # What was computed in the prefill is not in its count: the leader would take it for as many decoded tokens.
+    assert engine.leader.steps[1:] == [Step(scheduled=[Scheduled("r", [[1, 2, 3, 4]], True, 14, 2, [7, 8], 14)])]
+
+
+def test_the_end_of_a_request_is_not_waited_for(engine: Engine) -> None:
+    loaded_request(engine)
+    engine.plan(new={"r": (12, 2)})
+    engine.side.finished("r")
+    engine.plan()
+    assert engine.leader.told == 1
+    assert engine.leader.steps[1:] == [Step(finished=["r"])]
+
+
+def test_a_long_prefill_after_a_load_is_told_without_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvconn.vllm.scheduler._LEARNT_TOKENS", 2)
     loaded_request(engine)
     meta = engine.plan(new={"r": (12, 2)})
     assert (engine.leader.told, meta.payload, meta.number) == (1, b"", 0)
     assert engine.leader.steps[-1].scheduled == [Scheduled("r", [[1, 2, 3, 4]], True, 12, 2, [], 14)]
-    engine.side.finished("r")
-    engine.plan()
-    assert engine.leader.told == 2
-    assert engine.leader.steps[-1] == Step(finished=["r"])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ from kvconn.vllm.tier_side import Answer, Rows, TierSide
 CHUNK_TOKENS, ROW = 16, 4096
 KEY, OTHER = b"k" * 32 + bytes(4), b"o" * 32 + bytes(4)
 COPIES = 8
+
+
+def noted(*_: Any) -> None: ...
 
 
 class Keys:
@@ -80,7 +84,9 @@ def written_late(fake: FakeDaemon) -> tuple[bool, bool]:
     client = KeyedClient(Options(str(fake.path), "e", b"{}", timeout=0.2, retry_interval=60.0))
     assert client.register([region.fd], [GroupLayout(1, [Run(0, 0, 1, 0, ROW, ROW)])])
     rows = Rows(1, CHUNK_TOKENS, [0])
-    side = TierSide(client, rows, Pace(False), 10.0, logging.getLogger("test"), adapters)  # type: ignore[arg-type]
+    shown: Any = SimpleNamespace(announces=False, loaded=noted, saved=noted, connected=noted, withdraw=noted)
+    logger = logging.getLogger("test")
+    side = TierSide(client, rows, Pace(False), 10.0, logger, adapters, shown)  # type: ignore[arg-type]
     request = side.met("r", Terms())
     assert side.look_up(request, KEY, Keys()) is Answer.HIT
     side.load(1, [KEY], [0], request, Keys())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,7 @@ class Client:
         self.ended_puts: list[StoredPut] = []
         self.error: Exception | None = None
         self.absent = False
+        self.session = 1
         self.releases = True
         self.taken_back = 0
 
@@ -114,6 +116,30 @@ class Adapters:
         return (1,) if self.files else ()
 
 
+class Shown:
+    """Stands where TierShown does: what it is told of."""
+
+    announces = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def loaded(self, load: FinishedLoad) -> None:
+        self.told.append(("loaded", load.request))
+
+    def saved(self, put: StoredPut, keys: Sequence[bytes]) -> None:
+        self.told.append(("saved", put.request, list(keys)))
+
+    def looked_up(self, key: bytes, offered: bool) -> None:
+        self.told.append(("looked up", key, offered))
+
+    def connected(self, session: int) -> None:
+        self.told.append(("connected", session))
+
+    def withdraw(self) -> None:
+        self.told.append(("withdrawn",))
+
+
 class Bench:
     """A tier over a client that does as it is told."""
 
@@ -122,7 +148,8 @@ class Bench:
         client: Any = self.client
         adapters: Any = self.adapters
         shape = Rows(rows, CHUNK, windows)
-        self.side = TierSide(client, shape, Pace(False), 10.0, logging.getLogger("test"), adapters)
+        self.shown = Shown()
+        self.side = TierSide(client, shape, Pace(False), 10.0, logging.getLogger("test"), adapters, self.shown)
         self.jobs = 0
 
     def request(self, name: str = "a", **terms: Any) -> TierRequest:
@@ -503,3 +530,32 @@ def test_pace_is_that_of_large_steps_that_others_follow(ahead: bool, want: tuple
         pace.step(scheduled)
     assert pace.take() == want
     assert pace.take() == (0, 0.0)
+
+
+def test_what_happens_is_shown(bench: Bench) -> None:
+    bench.client.keep(0)
+    request, context = bench.request(), Context(2)
+    assert bench.answers(request, context, 0, 1) == [HIT, MISS]
+    bench.side.step_ended({"a"}, ())
+    number = bench.load(request, context, 0)
+    bench.client.finished = [FinishedLoad(str(number), [])]
+    bench.side.ended()
+    bench.side.store(number + 1, [key(0), key(1)], [7, 8], request, context)
+    bench.client.ended_puts = [StoredPut(str(number + 1), 1, 0, 1)]
+    bench.side.ended()
+    bench.side.stop("test")
+    assert bench.shown.told == [
+        ("looked up", key(0), True),
+        ("looked up", key(1), False),
+        ("connected", 1),
+        ("loaded", str(number)),
+        ("saved", str(number + 1), [key(0), key(1)]),
+        ("withdrawn",),
+    ]
+
+
+def test_chunks_that_the_daemon_was_not_asked_for_are_not_called_absent(bench: Bench) -> None:
+    bench.client.keep(0, 1, 2)
+    request, context = bench.request(most=CHUNK), Context(3)
+    assert bench.answers(request, context, 0, 1) == [HIT, MISS]
+    assert bench.shown.told == [("looked up", key(0), True)]

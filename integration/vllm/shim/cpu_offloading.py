@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.cpu import spec as cpu_spec
+from vllm.v1.kv_offload.tiering import spec as tiering_spec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 EMPTY = "test_empty_region"
@@ -64,7 +66,10 @@ class CPUTieringSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: Any) -> Any:
         """Make the worker that copies."""
         if not self._worker:
-            gpu_worker.torch, gpu_worker.ops = _Torch(), SimpleNamespace(swap_blocks_batch=_copy)
+            gpu_worker.ops = SimpleNamespace(swap_blocks_batch=_copy)
+            for module in (gpu_worker, cpu_spec, tiering_spec):  # vLLM 0.31 asks for the device in its specs
+                if hasattr(module, "torch"):
+                    module.torch = _Torch()
             for cache in kv_caches.tensors:
                 cache.tensor = cache.tensor.as_subclass(_OnDevice)
             self._worker = self.create_worker(kv_caches)

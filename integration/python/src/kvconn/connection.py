@@ -22,6 +22,7 @@ from kvconn.errors import (
     NotRegistered,
     ProtocolError,
     Rejected,
+    RequestTooLarge,
     SocketMissing,
     SocketPermission,
     SocketRefused,
@@ -30,7 +31,7 @@ from kvconn.errors import (
     UnknownRequest,
     VersionMismatch,
 )
-from kvconn.frames import HEADER_BYTES, Kind, Op, field, pack_request, unpack_body, unpack_header
+from kvconn.frames import HEADER_BYTES, Kind, Op, field, pack_request, packer, unpack_body, unpack_header
 
 _READ_AHEAD = 64 << 10
 _MAX_OWED = 16
@@ -56,6 +57,7 @@ class Connection:
         sock.settimeout(None)
         self._patience = 0.0
         self._next_id = 0
+        self._pack = packer()
         self._owed: deque[tuple[int, Op]] = deque()
         """Requests that were posted, and whose answers were not read."""
         # What was received and not read yet is _buffer[_start:_have].
@@ -110,10 +112,10 @@ class Connection:
         return answer
 
     def _settle(self, deadline: float, timeout: float) -> None:
-        """Read the answers to what was posted."""
+        """Read the answers to what was posted: unless they are errors, they say nothing."""
         while self._owed:
             request_id, op = self._owed.popleft()
-            kind, answer = self._answer(request_id, op, deadline, timeout)
+            kind, answer = self._answer(request_id, op, deadline, timeout, errors_only=True)
             if kind == Kind.ERROR:
                 err = _answered_error(op, answer)
                 raise err if isinstance(err, Unavailable) else ProtocolError(str(err))
@@ -121,7 +123,13 @@ class Connection:
     def _send(self, op: Op, body: dict[str, Any], fds: Sequence[int], deadline: float) -> int:
         """Send a request, and return its id."""
         request_id = (self._next_id + 1) & 0xFFFFFFFF
-        frame = pack_request(request_id, op, body, len(fds))
+        try:
+            frame = pack_request(request_id, op, body, len(fds), self._pack)
+        except RequestTooLarge:
+            self._pack = packer()
+            raise
+        if len(frame) > _READ_AHEAD:
+            self._pack = packer()  # it would keep as much memory
         self._next_id = request_id
         if fds:
             # With the header alone, so that a short send cannot part them.
@@ -148,17 +156,24 @@ class Connection:
         yield
         self._sock.settimeout(None)
 
-    def _answer(self, request_id: int, op: Op, deadline: float, timeout: float) -> tuple[int, dict[str, Any]]:
-        """Receive the next answer, which must belong to a request, and return its kind and body."""
+    def _answer(
+        self, request_id: int, op: Op, deadline: float, timeout: float, errors_only: bool = False
+    ) -> tuple[int, dict[str, Any]]:
+        """Receive the next answer, which must belong to a request, and return its kind and body.
+
+        With `errors_only` the body of an answer that is no error is not decoded: it is empty.
+        """
         if self._patience != timeout:
             self._wait_at_most(timeout)
-        self._fill(HEADER_BYTES, deadline)
-        begin = self._start + HEADER_BYTES
-        header = unpack_header(memoryview(self._buffer)[self._start : begin])
-        self._fill(HEADER_BYTES + header.length, deadline)
+        if self._have - self._start < HEADER_BYTES:
+            self._fill(HEADER_BYTES, deadline)
+        header = unpack_header(self._buffer, self._start)
+        if self._have - self._start < HEADER_BYTES + header.length:
+            self._fill(HEADER_BYTES + header.length, deadline)
         begin = self._start + HEADER_BYTES
         end = begin + header.length
-        answer = unpack_body(memoryview(self._buffer)[begin:end])
+        ignored = errors_only and header.kind == Kind.REPLY
+        answer = {} if ignored else unpack_body(memoryview(self._buffer)[begin:end])
         self._start = end
         if end == self._have:
             self._start = self._have = 0

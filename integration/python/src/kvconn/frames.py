@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,12 +80,20 @@ class Header(NamedTuple):
     epoch: int
 
 
-def pack_request(request_id: int, op: Op, body: dict[str, Any], fds: int = 0) -> bytes:
-    """Return the frame of a request.
+def packer() -> Callable[[dict[str, Any]], bytes]:
+    """Return what packs bodies and keeps its memory from one to the next. For one thread at a time."""
+    pack: Callable[[dict[str, Any]], bytes] = msgpack.Packer(use_bin_type=True).pack
+    return pack
+
+
+def pack_request(
+    request_id: int, op: Op, body: dict[str, Any], fds: int = 0, pack: Callable[[dict[str, Any]], bytes] | None = None
+) -> bytes:
+    """Return the frame of a request, packed by what `packer` returned.
 
     Raises RequestTooLarge where the daemon would refuse its size.
     """
-    payload: bytes = msgpack.packb(body, use_bin_type=True)
+    payload = (pack or packer())(body)
     if len(payload) > MAX_BODY_BYTES or fds > MAX_FDS:
         raise RequestTooLarge(
             f"{op.name.lower()} request of {len(payload)} bytes and {fds} descriptors:"
@@ -94,11 +102,11 @@ def pack_request(request_id: int, op: Op, body: dict[str, Any], fds: int = 0) ->
     return _HEADER.pack(len(payload), request_id, op, Kind.REQUEST, fds, 0, 0) + payload
 
 
-def unpack_header(data: bytes | bytearray | memoryview) -> Header:
-    """Decode the header of an answer and check every bound before anything is allocated for it."""
-    length, request_id, op, kind, fds, zero, epoch = _HEADER.unpack_from(data)
+def unpack_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
+    """Decode the header of an answer that begins there, and check every bound before anything is allocated."""
+    length, request_id, op, kind, fds, zero, epoch = _HEADER.unpack_from(data, at)
     if zero != 0 or kind not in (Kind.REPLY, Kind.ERROR) or fds != 0 or epoch == 0:
-        raise ProtocolError(f"not a kvconn answer (header {bytes(data[:HEADER_BYTES]).hex()})")
+        raise ProtocolError(f"not a kvconn answer (header {bytes(data[at : at + HEADER_BYTES]).hex()})")
     if length > MAX_BODY_BYTES:
         raise ProtocolError(f"answer of {length} bytes, at most {MAX_BODY_BYTES}")
     return Header(length, request_id, op, kind, fds, epoch)

@@ -30,6 +30,12 @@ class KeyedClient(MemoryClient):
         self._refused: set[Op] = set()
 
     @property
+    def session(self) -> int:
+        """Number of the current connection, 0 without one."""
+        conn = self._link.connection
+        return conn.session if conn is not None else 0
+
+    @property
     def busy(self) -> bool:
         """Whether `poll` has something to report, now or later."""
         return bool(self._jobs or self._ended.finished or self._ended.stored)

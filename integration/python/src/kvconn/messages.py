@@ -65,7 +65,7 @@ class Scheduled(NamedTuple):
     start: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One iteration of the engine's scheduler."""
 

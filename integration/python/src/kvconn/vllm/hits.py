@@ -21,7 +21,7 @@ _SOURCES = {"host": "HOST", "disk": "DISK"}
 """vLLM's names of our tiers. All others are EXTERNAL_UNSPECIFIED."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Request:
     offer: Offer
     loading: Sequence[int] = ()

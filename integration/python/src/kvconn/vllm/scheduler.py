@@ -288,6 +288,9 @@ class SchedulerSide:
         if decodes and not filled and not fresh and not tracked.followed:
             return
         learnt = not decodes and output.num_scheduled_tokens[request_id] >= _LEARNT_TOKENS
+        if not learnt and not tracked.followed and 0 < end // self._block_size * self._block_size <= stored:
+            tracked.computed_told = end
+            return  # a load has just brought all whole blocks, and the leader was told so
         tracked.followed = 2 if learnt else max(0, tracked.followed - 1)
         if tracked.adapter and not self._is_untouched(tracked.adapter):
             tracked.save = False

@@ -8,9 +8,9 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-_COUNTERS: dict[str, tuple[str, str]] = {
+COUNTERS: dict[str, tuple[str, str]] = {
     "loaded_tokens": ("tier", "Prompt tokens whose KV was loaded and used, by the tier that it came from."),
     "loaded_bytes": ("tier", "Bytes that loads brought, of all ranks, by the tier that they came from."),
     "load_failed_blocks": ("", "Blocks of loads that failed, of all ranks: the engine computes them again."),
@@ -18,7 +18,7 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     "saved_blocks": ("result", "Blocks to save, of all ranks: taken, dropped for want of room, or present already."),
 }
 """The counters by the keys of `Stats.data`: the label beside vLLM's own, if any, and what is counted."""
-_LOAD_SECONDS = "load_seconds"
+LOAD_SECONDS = "load_seconds"
 
 
 class Stats(KVConnectorStats):
@@ -45,7 +45,7 @@ class Stats(KVConnectorStats):
     def load_took(self, seconds: float) -> None:
         """Note the time of one load of one rank."""
         if seconds > 0:
-            self.data.setdefault(_LOAD_SECONDS, []).append(seconds)
+            self.data.setdefault(LOAD_SECONDS, []).append(seconds)
 
     def take(self) -> Stats | None:
         """Return what there is and begin again, None where there is nothing."""
@@ -101,12 +101,12 @@ class PromMetrics(KVConnectorPromMetrics):
             key: self._counter_cls(
                 name=f"vllm:kvconn_{key}", documentation=text, labelnames=labelnames + ([label] if label else [])
             )
-            for key, (label, text) in _COUNTERS.items()
+            for key, (label, text) in COUNTERS.items()
         }
         seconds = self._histogram_cls(
-            name=f"vllm:kvconn_{_LOAD_SECONDS}",
+            name=f"vllm:kvconn_{LOAD_SECONDS}",
             documentation="Time of one load of one rank, in seconds, as the daemon measures it.",
-            buckets=list(_SECONDS),
+            buckets=list(SECONDS),
             labelnames=labelnames,
         )
         self._seconds = {engine: seconds.labels(*values) for engine, values in per_engine_labelvalues.items()}
@@ -114,7 +114,7 @@ class PromMetrics(KVConnectorPromMetrics):
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what an engine reports. What this version does not know is left out."""
         own = self.per_engine_labelvalues[engine_idx]
-        for key, (label, _) in _COUNTERS.items():
+        for key, (label, _) in COUNTERS.items():
             value = transfer_stats_data.get(key)
             if not value:
                 continue
@@ -123,5 +123,5 @@ class PromMetrics(KVConnectorPromMetrics):
                     self._counters[key].labels(*own, name).inc(number)
             else:
                 self._counters[key].labels(*own).inc(value)
-        for seconds in transfer_stats_data.get(_LOAD_SECONDS, ()):
+        for seconds in transfer_stats_data.get(LOAD_SECONDS, ()):
             self._seconds[engine_idx].observe(seconds)

@@ -28,7 +28,7 @@ from kvconn import __version__
 from kvconn.client import KeyedClient, Options
 from kvconn.identity import files
 from kvconn.identity.files import UnknownIdentity
-from kvconn.vllm import entry, tier_identity, tier_region
+from kvconn.vllm import entry, tier_identity, tier_region, tier_shown
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.entry import CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.identity import Identity
@@ -133,6 +133,7 @@ class KVConnTier(SecondaryTierManager):
         self._images_by_content = False
         self._wishes = WishReader(logger)
         self._running: Mapping[str, int] = {}
+        self._shown = tier_shown.TierShown(logger)
         self.pace = Pace(ahead=False)
         # First of all: of an engine that does not start, the region would stay in memory too.
         self._fd = tier_region.descriptor(offloading_spec)
@@ -147,6 +148,7 @@ class KVConnTier(SecondaryTierManager):
         _check(engine.vllm_config, own)
         if own.get("locality") is not None:
             self.locality = Locality(own["locality"])
+        self._shown = tier_shown.TierShown(logger, getattr(offloading_spec, "kv_events_config", None), self.locality)
         tokens = tier_region.chunk_tokens(offloading_spec, len(engine.kv_cache_config.kv_cache_groups))
         try:
             self._start(engine, offloading_spec, tokens, own)
@@ -169,7 +171,9 @@ class KVConnTier(SecondaryTierManager):
         identity.wait()
         client.register([self._fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, identity.windows)
-        self._side = watcher.side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, watcher.adapters)
+        self._side = watcher.side = TierSide(
+            client, rows, self.pace, _PATIENCE_S, logger, watcher.adapters, self._shown
+        )
 
     def met(self, request: Request) -> Terms | None:
         """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
@@ -255,6 +259,19 @@ class KVConnTier(SecondaryTierManager):
         request = req_context.get_state(TierRequest)
         if self._side and request:
             self._side.finished(request, req_context)
+
+    def take_events(self) -> Iterable[Any]:
+        """Return KV events of what is kept, where vLLM publishes any."""
+        return self._shown.take_events()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics of `get_stats`, for vLLM's API server."""
+        return tier_shown.definitions()
+
+    def get_stats(self) -> Any:
+        """Return what was counted since the last call, None where there is nothing."""
+        return self._shown.take_stats()
 
     def drain_jobs(self) -> None:
         """Wait until no row is read or written, and use the cache no more.

@@ -7,9 +7,9 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from kvconn.client import KeyedClient
+from kvconn.client import FinishedLoad, KeyedClient, StoredPut
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
@@ -62,6 +62,28 @@ class Rows:
     """The window of each layer group in tokens, 0 for full attention."""
 
 
+class Shown(Protocol):
+    """Shows what happens. Its methods do not raise."""
+
+    announces: bool
+    """Whether it wants to hear of look-ups, which are many."""
+
+    def loaded(self, load: FinishedLoad) -> None:
+        """Note a load that has ended."""
+
+    def saved(self, put: StoredPut, keys: Sequence[bytes]) -> None:
+        """Note a save of these keys that has ended."""
+
+    def looked_up(self, key: bytes, offered: bool) -> None:
+        """Note whether the daemon offers a chunk that it was asked for."""
+
+    def connected(self, session: int) -> None:
+        """Note over which connection the daemon is reached."""
+
+    def withdraw(self) -> None:
+        """Note that nothing is loaded any more."""
+
+
 class TierSide:
     """Answers vLLM's look-ups, and has the daemon fill and read rows. For one thread.
 
@@ -70,9 +92,17 @@ class TierSide:
     """
 
     def __init__(
-        self, client: KeyedClient, rows: Rows, pace: Pace, patience: float, logger: logging.Logger, adapters: Adapters
+        self,
+        client: KeyedClient,
+        rows: Rows,
+        pace: Pace,
+        patience: float,
+        logger: logging.Logger,
+        adapters: Adapters,
+        shown: Shown,
     ) -> None:
         self._client = client
+        self._shown = shown
         self._rows = rows
         self._pace = pace
         self._logger = logger
@@ -132,7 +162,10 @@ class TierSide:
             request.asked_in = self._step
         elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
             self._ask(request, group, index)
-        if not request.offered(group, index):
+        offered = request.offered(group, index)
+        if self._shown.announces and (offered or request.covers(index)):
+            self._shown.looked_up(key, offered)
+        if not offered:
             if not request.answered:
                 self._promises.forget(request.id)  # others need not wait for it
             return Answer.MISS
@@ -211,6 +244,7 @@ class TierSide:
     def step_ended(self, running: Container[str], preempted: Iterable[str]) -> None:
         """Note the end of a step, the requests that run in it, and those that wait again."""
         self._step += 1
+        self._shown.connected(self._client.session)
         self._adapter_answers.clear()
         self._promises.ran(running)
         for request_id in preempted:
@@ -278,11 +312,13 @@ class TierSide:
         elif self._loads or self._stores:
             polled = self._client.poll()
             for load in polled.finished:
+                self._shown.loaded(load)
                 self._loaded(self._loads.pop(load.request, None), load.failed_blocks)
-            for name, taken, dropped, present in polled.stored:
-                job = self._stores.pop(name, None)
+            for put in polled.stored:
+                job = self._stores.pop(put.request, None)
                 if job is not None:
-                    self._over.append(job.ended(dropped == 0 and taken + present > 0))
+                    self._shown.saved(put, list(job.keys.values()))
+                    self._over.append(job.ended(put.dropped == 0 and put.taken + put.present > 0))
         over, self._over = self._over, []
         return over
 
@@ -305,6 +341,7 @@ class TierSide:
         """Load and save nothing any more until the engine is restarted."""
         if not self._stopped:
             self._stopped = True
+            self._shown.withdraw()
             self._logger.warning("kvconn: KV is neither loaded nor saved until the engine is restarted: %s", why)
 
     def give_up(self, submitted: int | None = None) -> None:

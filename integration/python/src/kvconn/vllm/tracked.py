@@ -20,7 +20,7 @@ _CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
 """How vLLM names images and the like by content, after the name of an adapter of the encoder, if any."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Tracked:
     """What is known of a request, and what the leader was told of it in `session`."""
 
