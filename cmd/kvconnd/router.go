@@ -94,6 +94,7 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 		},
 		HealthPath: c.HealthPath, HealthInterval: c.HealthInterval, TokenizeTimeout: c.TokenizeTimeout, MaxBodyBytes: int64(c.MaxBodyBytes),
 		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout, DrainDelay: c.DrainDelay,
+		RankMetrics: c.RankMetrics,
 	}
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1

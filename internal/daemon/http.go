@@ -19,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -74,7 +75,7 @@ type HTTPStatus struct {
 
 func (d *daemon) routes() []route {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(newCollector(d.read), d.times, observe.BuildInfo("kvconn_"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return []route{
 		{"GET /healthz", http.HandlerFunc(d.serveHealth), true},
 		{"GET /readyz", http.HandlerFunc(d.serveReady), true},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -25,7 +26,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 	described := openapitest.Parse(t, openAPI)
 	r := start(t, nil)
 	var routes []string
-	for _, route := range new(daemon).routes() {
+	for _, route := range (&daemon{times: observe.NewTimes()}).routes() {
 		method, path, _ := strings.Cut(route.pattern, " ")
 		routes = append(routes, path)
 		op, ok := described.Paths[path][strings.ToLower(method)]
