@@ -63,7 +63,7 @@ func TestMetricsHaveTheFormThatIsAskedFor(t *testing.T) {
 	d := &daemon{opts: new(Options), times: observe.NewTimes(), health: health.New(quiet), opening: opening.New(quiet, time.Now(), nil)}
 	for accept, want := range map[string]string{
 		"": "text/plain; version=0.0.4",
-		"application/openmetrics-text;version=1.0.0": "application/openmetrics-text; version=1.0.0",
+		"application/openmetrics-text;version=1.0.0":                                                 "application/openmetrics-text; version=1.0.0",
 		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited": "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited",
 	} {
 		for _, route := range d.routes() {

@@ -30,7 +30,7 @@ func object() Group {
 
 func engines() Group {
 	return Group{
-		Title: "Engines", Question: "Who is connected?",
+		Title: "Engines", Question: "Which engines and ranks are connected?",
 		Names:    []string{"kvconn_engines", "kvconn_ranks", "kvconn_protocol_errors_total"},
 		Prefixes: []string{"kvconn_connections", "kvconn_model_"},
 		Panels: []Panel{

@@ -42,7 +42,7 @@ func TestMetricsHaveTheFormThatIsAskedFor(t *testing.T) {
 	r := start(t, unchecked(ranksOf("http://127.0.0.1:1", 1)...))
 	for accept, want := range map[string]string{
 		"": "text/plain; version=0.0.4",
-		"application/openmetrics-text;version=1.0.0": "application/openmetrics-text; version=1.0.0",
+		"application/openmetrics-text;version=1.0.0":                                                 "application/openmetrics-text; version=1.0.0",
 		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited": "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited",
 	} {
 		form, text := r.scrape(accept)
