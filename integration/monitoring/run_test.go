@@ -124,30 +124,59 @@ func newScraper(t *testing.T) *scraper {
 	return &scraper{t: t, db: db, now: time.Now().Add(-time.Hour).Truncate(time.Second)}
 }
 
+// Forms that Prometheus asks for: as text, and with native histograms.
+const (
+	asText   = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+	asNative = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+)
+
+// get asks an address for its metrics.
+func (s *scraper) get(address, accept string) textparse.Parser {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Accept", accept)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusOK {
+		s.t.Fatal(resp.Status, err)
+	}
+	p, err := textparse.New(body, resp.Header.Get("Content-Type"), labels.NewSymbolTable(), textparse.ParserOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return p
+}
+
+// natives counts the native histograms that an address exports.
+func (s *scraper) natives(address string) (n int) {
+	s.t.Helper()
+	p := s.get(address, asNative)
+	for {
+		entry, err := p.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return n
+		case err != nil:
+			s.t.Fatal(err)
+		case entry == textparse.EntryHistogram:
+			n++
+		}
+	}
+}
+
 // scrape takes in what addresses export, by their jobs.
 func (s *scraper) scrape(jobs map[string]string) {
 	s.t.Helper()
 	s.now = s.now.Add(interval)
 	for job, address := range jobs {
-		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		req.Header.Set("Accept", "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		body, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if err != nil || resp.StatusCode != http.StatusOK {
-			s.t.Fatal(resp.Status, err)
-		}
-		p, err := textparse.New(body, resp.Header.Get("Content-Type"), labels.NewSymbolTable(), textparse.ParserOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.take(p, job, address)
+		s.take(s.get(address, asText), job, address)
 	}
 }
 
@@ -221,10 +250,14 @@ func world(t *testing.T) (jobs map[string]string, work func(round int)) {
 	e := serveEngine(t, socket)
 	return map[string]string{"kvconn": daemon, "kvconn-router": router}, func(round int) {
 		t.Helper()
-		// More prompts than the engine has blocks for: what comes again is loaded.
+		// More prompts than the engine has blocks for: those that come again are loaded. Two are new.
 		var requests []engine.Request
 		for i := range 12 {
-			requests = append(requests, engine.Request{ID: fmt.Sprint(round, "-", i), Prompt: prompts.Of(uint64(i), 160), MaxTokens: 2})
+			number := uint64(i)
+			if i >= 10 {
+				number = uint64(100 + 2*round + i)
+			}
+			requests = append(requests, engine.Request{ID: fmt.Sprint(round, "-", i), Prompt: prompts.Of(number, 160), MaxTokens: 2})
 		}
 		for i := range requests {
 			if _, err := e.Run(t.Context(), requests[i:i+1]); err != nil {
@@ -279,6 +312,11 @@ func TestARealRunGivesEveryPanelData(t *testing.T) {
 		}
 		if n, _, text := s.query(e, a.Expr); n > 0 {
 			t.Errorf("%s fires while all is well: %s", a.Name, text)
+		}
+	}
+	for job, address := range jobs {
+		if n := s.natives(address); n < 3 {
+			t.Errorf("%s has %d native histograms", job, n)
 		}
 	}
 	// The sources add up to all prompt tokens: 6 rounds of 12 prompts of 160.
