@@ -20,13 +20,13 @@ type DeviceStatus struct {
 	PinError    string `json:"pin_error,omitempty"`
 	// Running is set while the device's copier runs. Starts counts all that were started.
 	Running bool   `json:"running" metric:"copier_running" help:"1 while the process that copies for this GPU runs."`
-	Starts  uint64 `json:"starts" metric:"copier_starts_total" help:"Processes started that copy for this GPU. More than one says that its driver failed or hung."`
+	Starts  uint64 `json:"starts" metric:"copier_starts_total" help:"Times that the process that copies for this GPU was started. More than one means that its driver failed or hung."`
 	// Batches, LoadedBytes and SavedBytes were copied.
-	Batches     uint64 `json:"batches" metric:"batches_total" help:"Batches of copies that ended well, by GPU."`
+	Batches     uint64 `json:"batches" metric:"batches_total" help:"Batches of copies that succeeded, by GPU."`
 	LoadedBytes uint64 `json:"loaded_bytes" metric:"loaded_bytes_total" help:"Bytes copied to this GPU."`
 	SavedBytes  uint64 `json:"saved_bytes" metric:"saved_bytes_total" help:"Bytes copied from this GPU."`
 	// KernelBatches of the batches had their runs moved by a kernel. KernelError is why none can be.
-	KernelBatches uint64 `json:"kernel_batches" metric:"kernel_batches_total" help:"Batches of copies whose runs a kernel collected or spread, with large copies between."`
+	KernelBatches uint64 `json:"kernel_batches" metric:"kernel_batches_total" help:"Batches of copies whose small pieces a kernel gathered or scattered."`
 	KernelError   string `json:"kernel_error,omitempty"`
 	// Copies are the kinds of copies for which it is known which way is faster.
 	Copies []CopyStatus `json:"copies,omitempty"`

@@ -47,13 +47,16 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 	}
 	metrics := get(t, "http://"+info.HTTP+"/metrics")
 	for _, name := range []string{
-		"kvconn_store_records", "kvconn_store_physical_bytes", "kvconn_saved_blocks_total", "kvconn_loaded_bytes_total", "kvconn_engines", "go_goroutines",
+		"kvconn_store_records", "kvconn_store_physical_bytes", "kvconn_engines", "kvconn_match_duration_seconds_count", "go_goroutines",
 	} {
-		if !strings.Contains(metrics, "\n"+name+" ") || !strings.Contains(metrics, "# HELP "+name+" ") || strings.Contains(metrics, "\n"+name+" 0\n") {
+		if !strings.Contains(metrics, "\n"+name+" ") || !strings.Contains(metrics, "# HELP "+strings.TrimSuffix(name, "_count")+" ") || strings.Contains(metrics, "\n"+name+" 0\n") {
 			t.Errorf("/metrics has no %s with help and a value", name)
 		}
 	}
-	for _, name := range []string{`kvconn_model_loaded_bytes_total{model="kvconn-tiny"}`, `kvconn_tier_records{tier="disk"}`} {
+	for _, name := range []string{
+		`kvconn_loaded_bytes_total{model="kvconn-tiny"}`, `kvconn_saved_blocks_total{model="kvconn-tiny"}`, `kvconn_tier_records{tier="disk"}`,
+		`kvconn_prompt_tokens_total{model="kvconn-tiny",source="computed"}`, `kvconn_prompt_tokens_total{model="kvconn-tiny",source="host"}`,
+	} {
 		if !strings.Contains(metrics, "\n"+name+" ") || strings.Contains(metrics, "\n"+name+" 0\n") {
 			t.Errorf("/metrics has no %s with a value", name)
 		}

@@ -101,6 +101,11 @@ func (k *Keyed) present(m *connector.PresentRequest) {
 		k.stats.EngineTokens += uint64(had * k.bs)
 		k.stats.QueriedTokens += uint64((m.First + n - had) * k.bs)
 		k.stats.OfferedTokens += uint64(offered * k.bs)
+		var tiers [connector.MaxTiers]connector.TierTokens
+		if offered > 0 {
+			tiers = k.price.TiersOf(&k.have, k.engineKeys(m.Hashes), max(0, m.Held-m.First), k.bits)
+		}
+		k.stats.Stats.Add((m.First+n-had)*k.bs, offered*k.bs, &tiers)
 	}
 }
 

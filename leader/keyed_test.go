@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/leader/pricing"
+	"github.com/kvconn/kvconn/leader/sources"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -183,6 +184,21 @@ func TestKeyedPricesWhatComesAfterGaps(t *testing.T) {
 	f.wantPresent("011101", connector.PresentRequest{Request: "a"}, 6)
 	if f.Stats().TierRefused {
 		t.Error("all is offered, and still something is refused")
+	}
+}
+
+// Tokens count by the tier that they are offered from, with what comes after a gap.
+func TestKeyedCountsWhereTokensComeFrom(t *testing.T) {
+	tiers := testTiers{host: map[connector.Key]bool{}, speeds: speeds{DiskBytesPerS: 1e9}}
+	f := newKeyedFixture(t, func(o *Options) { o.Levels, o.PrefillTokensPerS = tiers.levels(), 1000 })
+	f.store(0, 0, 1, 2, 4, 5, 7)
+	for _, i := range []int{0, 1, 4} {
+		tiers.host[connector.EngineKey(hashes(i, i+1)[0])] = true
+	}
+	f.wantPresent("011011010", connector.PresentRequest{Request: "a", Held: 1}, 9)
+	s := f.Stats()
+	if want := (sources.Stats{HostTokens: 8, DiskTokens: 12, ComputedTokens: 12}); s.Stats != want || s.EngineTokens != 4 {
+		t.Errorf("%+v, the engine had %d; want %+v", s.Stats, s.EngineTokens, want)
 	}
 }
 

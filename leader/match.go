@@ -56,6 +56,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		return offer, err
 	}
 	l.stats.Matches++
+	var tiers [connector.MaxTiers]connector.TierTokens
 	known := m.From + len(m.Tokens)
 	first := m.Computed / l.bs
 	boundary := first
@@ -72,6 +73,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.refused = 0
 		boundary = l.offer(r, first, l.fits(r, first, end))
 		offer.Refused = l.refused * l.bs
+		if fresh && boundary > first { // a handoff brings all into the first tier
+			tiers = l.price.Tiers(&l.have, r.keys, first, boundary)
+		}
 		if l.opts.Handoff != nil {
 			boundary = l.handOff(ctx, r, first, boundary)
 		} else if l.opts.Prefetch != nil && boundary > max(first, r.ahead) {
@@ -84,7 +88,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		if r.handoff != nil {
 			offer.Handoff = r.handoff.offer(boundary)
 		}
-		if m.Tiers {
+		if m.Tiers && fresh && l.opts.Handoff == nil {
+			offer.Tiers = tiers
+		} else if m.Tiers {
 			offer.Tiers = l.price.Tiers(&l.have, r.keys, first, boundary)
 		}
 	}
@@ -94,6 +100,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.stats.EngineTokens += uint64(had)
 		l.stats.QueriedTokens += uint64(known - had)
 		l.stats.OfferedTokens += uint64(offer.Tokens)
+		l.stats.Stats.Add(known-had, offer.Tokens, &tiers)
 	}
 	return offer, nil
 }

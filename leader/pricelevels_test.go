@@ -7,6 +7,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/leader/pricing"
+	"github.com/kvconn/kvconn/leader/sources"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -125,10 +126,17 @@ func TestThirdLevelIsPricedAsTheOthers(t *testing.T) {
 			if got := f.offered(tokensOfBlocks, "r"); got != tc.want {
 				t.Errorf("offer of %d tokens, want %d", got, tc.want)
 			}
-			if host.calls != tc.hostCalls || disk.calls != tc.diskAsk || slow.calls != 0 {
+			counting := min(tc.want, 1) // what is offered is counted by tier
+			if host.calls != tc.hostCalls+counting || disk.calls != tc.diskAsk+counting || slow.calls != 0 {
 				t.Errorf("%d, %d and %d calls of Present", host.calls, disk.calls, slow.calls)
 			}
 			s := f.Stats()
+			fromHost, fromDisk := min(tc.host*f.bs, tc.want), min(tc.disk*f.bs, tc.want)
+			want := sources.Stats{HostTokens: uint64(fromHost), DiskTokens: uint64(fromDisk - fromHost), ObjectTokens: uint64(tc.want - fromDisk)}
+			want.ComputedTokens = uint64(2*tokensOfBlocks - tc.want) // the seed's too
+			if s.Stats != want {
+				t.Errorf("counted as %+v, want %+v", s.Stats, want)
+			}
 			if want := map[string]float64{"host": 1e10, "disk": 1e9, "object": tc.slow}; fmt.Sprint(s.LoadBytesPerS) != fmt.Sprint(want) {
 				t.Errorf("stats have the speeds %v, want %v", s.LoadBytesPerS, want)
 			}

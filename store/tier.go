@@ -30,12 +30,12 @@ type Speed struct {
 	// may do better when it is asked for more.
 	BytesPerS float64 `json:"bytes_per_s"`
 	// QueuedBytes were asked for and are not delivered: a new read waits for them.
-	QueuedBytes int64 `json:"queued_bytes" metric:"read_queued_bytes" help:"Bytes asked of the disk and not delivered."`
+	QueuedBytes int64 `json:"queued_bytes" metric:"read_queued_bytes" help:"Bytes requested from the disk and not delivered yet."`
 	// AheadBytes are those of QueuedBytes that no load has asked for, by [ReadOp].Ahead. They delay a load
 	// little: there are few at a time, and the load that they are read for joins their read.
 	AheadBytes int64 `json:"-"`
 	// LatencyS is the time in seconds from a record's first request to its last byte.
-	LatencyS float64 `json:"latency_s" metric:"read_latency_seconds" help:"Time from a record's first request to its last byte, of late."`
+	LatencyS float64 `json:"latency_s" metric:"read_latency_seconds" help:"Recent time from the first request of a record to its last byte."`
 	// PerRank says that each rank reads at that speed by itself, as from host memory. Otherwise
 	// all ranks share it.
 	PerRank bool `json:"-"`

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -37,6 +38,8 @@ type load struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	began  time.Time
+	// waited is the time in nanoseconds until the first block was in memory, 0 before.
+	waited atomic.Int64
 
 	// copying is held for reading while blocks are copied to engine memory. Once fenced is set,
 	// none is.
@@ -129,6 +132,9 @@ func (l *load) arrive(it *host.Item) {
 	if it.Err != nil {
 		l.blockDone(it, it.Err)
 		return
+	}
+	if l.waited.Load() == 0 {
+		l.waited.CompareAndSwap(0, max(1, int64(time.Since(l.began))))
 	}
 	l.arrived <- it
 }

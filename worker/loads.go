@@ -81,6 +81,9 @@ func (w *Worker) finish(l *load) {
 	l.unwanted = l.unwanted || !wanted
 	wanted = !l.unwanted
 	l.mu.Unlock()
+	if wanted {
+		w.observe(l, took)
+	}
 	switch {
 	case !wanted:
 		w.counters.loadsCancelled.Add(1)

@@ -27,6 +27,7 @@ type put struct {
 	revoked   uint64
 	// patient saves wait for memory.
 	patient  bool
+	began    time.Time
 	deadline time.Time
 	report   connector.StoredPut
 	// good marks the blocks that are stored or on their way, and over is closed at the end; both are nil
@@ -75,6 +76,7 @@ func (w *Worker) queue(p *put) error {
 		q.report(p)
 		return nil
 	}
+	p.began = time.Now()
 	q.waiting = append(q.waiting, p)
 	q.blocks += p.blocks
 	if !q.copying {
@@ -112,6 +114,9 @@ func (w *Worker) nextPut() (*put, context.Context) {
 	q.blocks -= p.blocks
 	ctx, stop := context.WithDeadlineCause(w.ctx, p.deadline, errLate)
 	q.running, q.stop = p, stop
+	if w.opts.Observer != nil {
+		w.opts.Observer.SaveStarted(time.Since(p.began))
+	}
 	return p, ctx
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -80,6 +81,7 @@ func (w *Worker) gather(b *saveBatch, s stretch) (n int, full bool) {
 
 // write copies the blocks of a batch out of engine memory and hands them to the cache.
 func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBatch) connector.SaveResult {
+	timed, saved := timedSave{w: w, began: time.Now()}, w.saved
 	if len(b.saves) > 0 {
 		// A device may never come to the call: its engine has died in the step before.
 		ctx, cancel := context.WithTimeout(ctx, w.opts.LoadTimeout)
@@ -100,7 +102,14 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBat
 	n := len(b.saves)
 	w.moves.Add(int64(n))
 	w.saving.Add(int64(n))
-	taken, err := w.opts.Cache.Save(b.saves, w.saved)
+	if w.opts.Observer != nil && n > 0 {
+		timed.left.Store(int64(n))
+		saved = timed.saved
+	}
+	taken, err := w.opts.Cache.Save(b.saves, saved)
+	if w.opts.Observer != nil && taken < n {
+		timed.done(n - taken)
+	}
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", n-taken, "err", err)
 	}

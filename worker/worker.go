@@ -181,18 +181,18 @@ func (w *Worker) Drained() bool { return w.moves.Load() == 0 }
 
 // Stats counts a worker's transfers since its start. The tags are those of package counters.
 type Stats struct {
-	Loads          uint64  `json:"loads" metric:"loads_total" help:"Loads ended, by rank."`
-	LoadsFailed    uint64  `json:"loads_failed" metric:"loads_failed_total" help:"Loads with a failed block at least, by rank."`
-	LoadsCancelled uint64  `json:"loads_cancelled" metric:"loads_cancelled_total" help:"Loads that the engine took back, by rank."`
+	Loads          uint64  `json:"loads" metric:"loads_total" help:"Loads that have ended. Each rank of an engine has its own."`
+	LoadsFailed    uint64  `json:"loads_failed" metric:"loads_failed_total" help:"Loads with at least one failed block. Each rank of an engine has its own."`
+	LoadsCancelled uint64  `json:"loads_cancelled" metric:"loads_cancelled_total" help:"Loads that the engine cancelled. Each rank of an engine has its own."`
 	LoadsInFlight  int     `json:"loads_in_flight" metric:"loads_in_flight" help:"Loads running."`
 	LoadedBlocks   uint64  `json:"loaded_blocks" metric:"loaded_blocks_total" help:"Blocks that reached engine memory."`
 	LoadedBytes    uint64  `json:"loaded_bytes" metric:"loaded_bytes_total" help:"Bytes that reached engine memory."`
 	FailedBlocks   uint64  `json:"failed_blocks" metric:"failed_blocks_total" help:"Blocks of loads that failed."`
-	LoadSeconds    float64 `json:"load_seconds" metric:"load_seconds_total" help:"Time that loads took, added up over ranks."`
-	CopySeconds    float64 `json:"copy_seconds" metric:"load_copy_seconds_total" help:"Time of that spent copying into engine memory."`
+	LoadSeconds    float64 `json:"load_seconds" metric:"load_seconds_total" help:"Time that loads took, summed over all ranks."`
+	CopySeconds    float64 `json:"copy_seconds" metric:"load_copy_seconds_total" help:"Time that loads spent copying into engine memory: a part of kvconn_load_seconds_total, summed over all ranks."`
 	SavedBlocks    uint64  `json:"saved_blocks" metric:"saved_blocks_total" help:"Blocks taken over by the store."`
 	SavedBytes     uint64  `json:"saved_bytes" metric:"saved_bytes_total" help:"Bytes taken over by the store."`
-	DroppedBlocks  uint64  `json:"dropped_blocks" metric:"dropped_blocks_total" help:"Blocks not saved for want of room, because a write failed, or because the engine took them back."`
+	DroppedBlocks  uint64  `json:"dropped_blocks" metric:"dropped_blocks_total" help:"Blocks that were not saved: there was no room for them, a write failed, or the engine took them back."`
 }
 
 type counters struct {
@@ -244,6 +244,8 @@ type Options struct {
 	// Trace, if not nil, returns the traceparent of a request, "" if there is none: for the log. It is
 	// called from any goroutine.
 	Trace func(request string) string
+	// Observer, if not nil, is told how long loads and saves take.
+	Observer Observer
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 }

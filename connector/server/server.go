@@ -59,7 +59,7 @@ type Stats struct {
 	// those with the wrong credentials, above a limit, or turned away for want of descriptors.
 	Connections    int    `json:"connections" metric:"connections" help:"Connections of engines and their ranks."`
 	Accepted       uint64 `json:"accepted"`
-	Refused        uint64 `json:"refused" metric:"connections_refused_total" help:"Connections refused for their user or number."`
+	Refused        uint64 `json:"refused" metric:"connections_refused_total" help:"Connections that were refused: their user may not connect, or there were too many."`
 	ProtocolErrors uint64 `json:"protocol_errors" metric:"protocol_errors_total" help:"Connections closed because the client broke the protocol."`
 	// Requests counts requests answered.
 	Requests uint64 `json:"requests"`

@@ -149,11 +149,9 @@ class Daemon(Program):
         return get(self.port, "/healthz")[0] == 200
 
     def metric(self, name: str) -> float:
-        """Return a metric's value."""
-        for line in get(self.port, "/metrics")[1].splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise KeyError(name)
+        """Return the sum of a metric's series; 0 if there is none, as while no engine has connected."""
+        lines = get(self.port, "/metrics")[1].splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def wait_for_engine(self, ranks: int = 1) -> None:
         """Wait until an engine's scheduler and its workers are connected."""

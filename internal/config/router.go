@@ -38,6 +38,7 @@ type Router struct {
 	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"How often engines are checked. 0: never, and all ranks count as ready."`
 	DrainTimeout     time.Duration `name:"drain-timeout" env:"KVCONN_ROUTER_DRAIN_TIMEOUT" default:"25s" help:"Time within which a stop ends: requests under way at the end of it are broken off."`
 	DrainDelay       time.Duration `name:"drain-delay" env:"KVCONN_ROUTER_DRAIN_DELAY" default:"5s" help:"How long after SIGTERM the router still accepts requests, with /readyz 503, so that balancers learn of the stop; at most half of --drain-timeout."`
+	RankMetrics      bool          `name:"rank-metrics" env:"KVCONN_ROUTER_RANK_METRICS" help:"Export a metric for each rank: whether it gets requests."`
 	LogLevel         string        `name:"log-level" env:"KVCONN_ROUTER_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
 	LogFormat        string        `name:"log-format" env:"KVCONN_ROUTER_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }

@@ -11,7 +11,7 @@
 //     not looked at, unless the struct is embedded.
 //   - help is the metric's description. Fields that share a metric leave it to the first.
 //   - label is a label name. In a struct of a slice it marks the string that is the label's
-//     value. Beside metric it marks a map, whose keys are the label's values; with a value, as
+//     value, for all metrics inside; they may have another label of their own. Beside metric it marks a map, whose keys are the label's values; with a value, as
 //     in label:"decision=full", the field is one series of its metric.
 //   - sum:"-" leaves a number out of [Add]: a speed or a state, which has no sum.
 package counters
@@ -19,6 +19,7 @@ package counters
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,7 +55,7 @@ func (c *collector[T]) Collect(ch chan<- prometheus.Metric) {
 	w := walker{helps: make(map[string]string)}
 	w.emit = func(s *series) {
 		kind := prometheus.GaugeValue
-		if strings.HasSuffix(s.name, "_total") {
+		if kindOf(s.name) == "counter" {
 			kind = prometheus.CounterValue
 		}
 		ch <- prometheus.MustNewConstMetric(s.desc(), kind, s.number, s.values...)
@@ -62,7 +63,39 @@ func (c *collector[T]) Collect(ch chan<- prometheus.Metric) {
 	w.walk(c.prefix, reflect.ValueOf(c.read()), series{})
 }
 
-// series is one value of a metric, with at most one label.
+// Metric describes one metric.
+type Metric struct {
+	Name, Help string
+	// Kind is counter, gauge or histogram.
+	Kind string
+	// Labels are the names of its labels.
+	Labels []string
+}
+
+// List describes the metrics of T, sorted by name: those that NewCollector with this prefix collects.
+func List[T any](prefix string) []Metric {
+	var list []Metric
+	w := walker{helps: make(map[string]string), sample: true}
+	seen := make(map[string]bool)
+	w.emit = func(s *series) {
+		if !seen[s.name] {
+			seen[s.name] = true
+			list = append(list, Metric{Name: s.name, Help: s.help, Kind: kindOf(s.name), Labels: s.labels})
+		}
+	}
+	w.walk(prefix, reflect.ValueOf(new(T)), series{})
+	slices.SortFunc(list, func(a, b Metric) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func kindOf(name string) string {
+	if strings.HasSuffix(name, "_total") {
+		return "counter"
+	}
+	return "gauge"
+}
+
+// series is one value of a metric.
 type series struct {
 	name, help     string
 	labels, values []string
@@ -71,7 +104,11 @@ type series struct {
 
 func (s *series) desc() *prometheus.Desc { return prometheus.NewDesc(s.name, s.help, s.labels, nil) }
 
-func (s *series) label(name, value string) { s.labels, s.values = []string{name}, []string{value} }
+// with returns the series with one more label.
+func (s series) with(name, value string) series {
+	s.labels, s.values = append(slices.Clip(s.labels), name), append(slices.Clip(s.values), value)
+	return s
+}
 
 type walker struct {
 	// helps are the descriptions of the metrics that were found.
@@ -104,7 +141,7 @@ func (w *walker) walk(prefix string, v reflect.Value, s series) {
 func (w *walker) fields(prefix string, v reflect.Value, s series) {
 	for i := range v.NumField() {
 		if f := v.Type().Field(i); f.Type.Kind() == reflect.String && f.Tag.Get("label") != "" {
-			s.label(f.Tag.Get("label"), v.Field(i).String())
+			s = s.with(f.Tag.Get("label"), v.Field(i).String())
 		}
 	}
 	for i := range v.NumField() {
@@ -129,21 +166,22 @@ func (w *walker) metric(name string, tag reflect.StructTag, v reflect.Value, s s
 	}
 	s.name, s.help = name, w.helps[name]
 	label, value, _ := strings.Cut(tag.Get("label"), "=")
-	if label != "" {
-		s.label(label, value)
-	}
 	if v.Kind() != reflect.Map {
+		if label != "" {
+			s = s.with(label, value)
+		}
 		s.number = number(v)
 		w.emit(&s)
 		return
 	}
 	for it := v.MapRange(); it.Next(); {
-		s.label(label, it.Key().String())
-		s.number = number(it.Value())
-		w.emit(&s)
+		of := s.with(label, it.Key().String())
+		of.number = number(it.Value())
+		w.emit(&of)
 	}
 	if w.sample {
-		w.emit(&s)
+		of := s.with(label, "")
+		w.emit(&of)
 	}
 }
 

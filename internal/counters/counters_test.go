@@ -2,6 +2,7 @@ package counters
 
 import (
 	"net/http/httptest"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +21,8 @@ type tier struct {
 	Name string `label:"tier"`
 	Hits uint64 `metric:"hits_total" help:"Hits."`
 	Full bool   `metric:"full" help:"1 while it is full."`
+	Read uint64 `metric:"moved_bytes_total" label:"way=in" help:"Bytes moved."`
+	Gone uint64 `metric:"moved_bytes_total" label:"way=out"`
 }
 
 type stats struct {
@@ -44,7 +47,7 @@ type stats struct {
 func example() *stats {
 	return &stats{
 		Reads: 1, Queue: 2, Free: 3, hidden: 4, Whole: 5, Trimmed: 6, Plain: 7, Rate: 8, Text: "t", embedded: embedded{9},
-		Speed: speed{0.5}, Tiers: []tier{{"host", 10, true}, {"disk", 11, false}}, Faults: map[string]bool{"a": true, "b": false},
+		Speed: speed{0.5}, Tiers: []tier{{"host", 10, true, 1, 2}, {"disk", 11, false, 3, 4}}, Faults: map[string]bool{"a": true, "b": false},
 		Why: map[string]int64{"c": 12},
 	}
 }
@@ -87,6 +90,12 @@ x_tier_full{tier="host"} 1
 # TYPE x_tier_hits_total counter
 x_tier_hits_total{tier="disk"} 11
 x_tier_hits_total{tier="host"} 10
+# HELP x_tier_moved_bytes_total Bytes moved.
+# TYPE x_tier_moved_bytes_total counter
+x_tier_moved_bytes_total{tier="disk",way="in"} 3
+x_tier_moved_bytes_total{tier="disk",way="out"} 4
+x_tier_moved_bytes_total{tier="host",way="in"} 1
+x_tier_moved_bytes_total{tier="host",way="out"} 2
 # HELP x_why Reasons.
 # TYPE x_why gauge
 x_why{reason="c"} 12
@@ -107,6 +116,27 @@ func TestWhatHasNoSeriesYetIsDescribed(t *testing.T) {
 	r.MustRegister(NewCollector("x_", func() *stats { return new(stats) }))
 	if err := r.Register(NewCollector("x_tier_", func() *tier { return new(tier) })); err == nil {
 		t.Error("a name was taken twice")
+	}
+}
+
+func TestListDescribesWhatIsCollected(t *testing.T) {
+	list := List[stats]("x_")
+	names := make([]string, len(list))
+	for i, m := range list {
+		names[i] = m.Name
+		switch m.Name {
+		case "x_tier_moved_bytes_total":
+			if m.Kind != "counter" || m.Help != "Bytes moved." || !slices.Equal(m.Labels, []string{"tier", "way"}) {
+				t.Errorf("%+v", m)
+			}
+		case "x_fault":
+			if m.Kind != "gauge" || !slices.Equal(m.Labels, []string{"code"}) {
+				t.Errorf("%+v", m)
+			}
+		}
+	}
+	if !slices.IsSorted(names) || len(names) != 13 {
+		t.Errorf("%d names: %v", len(names), names)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -23,6 +24,7 @@ import (
 // all on one chain of tiers.
 type backend struct {
 	opts  *Options
+	times *observe.Times
 	chain *store.Chain
 	cache *host.Cache
 	// levels are where loads come from, the fastest first.
@@ -46,7 +48,7 @@ var _ server.Backend = (*backend)(nil)
 
 func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, chain: chain, cache: host.NewCache(a, chain),
+		opts: o, chain: chain, cache: host.NewCache(a, chain), times: observe.NewTimes(),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), past: make(models.Counts),
@@ -148,6 +150,12 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 	}
 }
 
+// Match is the leader's, measured: the engine's scheduler waits for it.
+func (s *schedulerSession) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
+	defer s.b.times.Matched(time.Now())
+	return s.Leader.Match(ctx, m)
+}
+
 // loads reports whether a rank of the engine on this node loads a shard.
 func (s *schedulerSession) loads(shard connector.Shard) bool {
 	s.b.mu.Lock()
@@ -188,7 +196,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: b.times,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {

@@ -27,6 +27,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/history"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -41,7 +42,7 @@ func run(ctx context.Context, o *Options) error {
 	epoch := 1 + rand.Uint64N(math.MaxUint64) // not 0
 	now := time.Now()
 	d := &daemon{
-		opts: o, epoch: epoch, started: now, health: health.New(o.Logger),
+		opts: o, epoch: epoch, started: now, health: health.New(o.Logger), times: observe.NewTimes(),
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: absolute(o.Socket)},
 	}
 	d.opening = opening.New(o.Logger, now, func() { _ = d.writeInfo() }) // reported once the store is open
@@ -94,6 +95,7 @@ type daemon struct {
 	epoch   uint64
 	started time.Time
 	health  *health.Monitor
+	times   *observe.Times
 	opening *opening.Tracker
 	history *history.Recorder
 	// contents counts what the store holds once it is open.

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/page"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
@@ -61,7 +62,7 @@ type HTTPStatus struct {
 
 func (d *daemon) routes() []web.Route {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(newCollector(d.read), d.times, observe.BuildInfo("kvconn_"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return []web.Route{
 		{Pattern: "GET /healthz", Handler: http.HandlerFunc(d.serveHealth), Open: true},
 		{Pattern: "GET /readyz", Handler: http.HandlerFunc(d.serveReady), Open: true},

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
@@ -13,6 +14,7 @@ type keyedSession struct{ *workerSession }
 
 // Present says which blocks are offered.
 func (s keyedSession) Present(_ context.Context, m *connector.PresentRequest, bits [][]byte) ([][]byte, error) {
+	defer s.b.times.Matched(time.Now())
 	return s.keyed.Present(m, bits), nil
 }
 

@@ -18,9 +18,11 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/leader/sources"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/object"
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/fetch"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -41,9 +43,10 @@ func scrape(t *testing.T, r *reading) string {
 func example() *reading {
 	counts := make(models.Counts)
 	m := counts.Of("m")
-	m.AddLeader(leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
-	m.AddWorker(worker.Stats{LoadedBytes: 4096})
-	m.Show()
+	m.AddLeader(leader.Stats{
+		EngineTokens: 20, QueriedTokens: 100, OfferedTokens: 64, Stats: sources.Stats{DiskTokens: 64, ComputedTokens: 36}, DecisionsTrimmed: 3,
+	})
+	m.AddWorker(worker.Stats{LoadedBytes: 4096, LoadSeconds: 1.5})
 	r := &reading{
 		gpus:   []gpu.DeviceStatus{{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Running: true, Starts: 1}},
 		store:  disk.Stats{Records: 7},
@@ -51,12 +54,10 @@ func example() *reading {
 		models: []models.Totals{*m},
 		object: &ObjectStatus{Stats: object.Stats{Stats: bucket.Stats{
 			Requests: map[string]uint64{string(bucket.Put): 10, string(bucket.Get): 100}, Errors: map[string]uint64{"missing": 1},
-		}, ObjectBytes: 73e9}},
+		}, Fetch: fetch.Stats{Failed: map[string]uint64{"timeout": 1}, Lost: map[string]uint64{"missing": 1}}, ObjectBytes: 73e9}},
 	}
 	r.object.estimate(Prices{Write: 5, Read: 0.4, GBMonth: 0.025}, time.Hour)
 	r.health.Reasons = []health.Reason{{Code: "no_room"}}
-	r.sum.Worker.LoadSeconds = 1.5
-	r.sum.Leader.DecisionsTrimmed = 3
 	return r
 }
 
@@ -95,9 +96,10 @@ func TestMetricsHaveTheValuesOfTheReading(t *testing.T) {
 	for _, want := range []string{
 		"kvconn_object_request_cost_dollars_per_day 0.00216", `kvconn_object_requests_total{kind="get"} 100`,
 		"kvconn_store_records 7", `kvconn_tier_used_bytes{tier="disk"} 1.048576e+06`, `kvconn_tier_load_bytes_per_second{tier="disk"} 2e+09`,
-		`kvconn_tier_hit_records_total{tier="disk"} 9`, `kvconn_tier_hit_records_total{tier="host"} 5`, `kvconn_model_queried_tokens_total{model="m"} 100`,
-		`kvconn_model_offered_tokens_total{model="m"} 64`, `kvconn_model_loaded_bytes_total{model="m"} 4096`,
-		`kvconn_fault{code="no_room"} 1`, `kvconn_fault{code="reads_failing"} 0`, "kvconn_healthy 0", `kvconn_decisions_total{decision="trimmed"} 3`, "kvconn_load_seconds_total 1.5",
+		`kvconn_tier_hit_records_total{tier="disk"} 9`, `kvconn_tier_hit_records_total{tier="host"} 5`, `kvconn_queried_tokens_total{model="m"} 100`,
+		`kvconn_offered_tokens_total{model="m"} 64`, `kvconn_loaded_bytes_total{model="m"} 4096`,
+		`kvconn_fault{code="no_room"} 1`, `kvconn_fault{code="reads_failing"} 0`, "kvconn_healthy 0", `kvconn_decisions_total{decision="trimmed",model="m"} 3`, `kvconn_load_seconds_total{model="m"} 1.5`,
+		`kvconn_prompt_tokens_total{model="m",source="engine"} 20`, `kvconn_prompt_tokens_total{model="m",source="disk"} 64`,
 	} {
 		if !strings.Contains(text, "\n"+want+"\n") {
 			t.Errorf("no %q in\n%s", want, text)
@@ -124,7 +126,7 @@ func TestModelLabelIsBounded(t *testing.T) {
 		}
 		r.models = append(r.models, *c)
 	}
-	if text := scrape(t, &r); !strings.Contains(text, `kvconn_model_queried_tokens_total{model="xxx`) {
+	if text := scrape(t, &r); !strings.Contains(text, `kvconn_queried_tokens_total{model="xxx`) {
 		t.Error("the model is not there")
 	}
 }

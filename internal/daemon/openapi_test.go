@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/daemon/web"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -28,7 +29,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 	described := openapitest.Parse(t, web.OpenAPI)
 	r := start(t, nil)
 	var routes []string
-	for _, route := range new(daemon).routes() {
+	for _, route := range (&daemon{times: observe.NewTimes()}).routes() {
 		method, path, _ := strings.Cut(strings.TrimSuffix(route.Pattern, "{$}"), " ")
 		routes = append(routes, path)
 		op, ok := described.Paths[path][strings.ToLower(method)]

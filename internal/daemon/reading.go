@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -24,8 +27,8 @@ type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []models.Totals  `metric:"model_"`
-	sum     models.Sums      `metric:""`
+	models  []models.Totals  `metric:""`
+	sum     models.Sums      // of the models
 	tiers   []TierStatus     `metric:"tier_"`
 	held    []contents.Model `metric:"store_model_"`
 	store   disk.Stats       `metric:"store_"`
@@ -98,6 +101,14 @@ func (r *reading) queues() Queues {
 		ReadQueuedBytes:    r.store.ReadSpeed.QueuedBytes,
 		WriteInFlightBytes: r.store.WriteInFlightBytes, HostWaiting: r.host.Waiting, Leases: r.store.Leases,
 	}
+}
+
+// Metrics describes the metrics of a daemon, sorted by name, but for those of Go and of the process.
+func Metrics() []counters.Metric {
+	list := append(counters.List[figures]("kvconn_"), observe.List()...)
+	list = append(list, observe.BuildMetric("kvconn_"))
+	slices.SortFunc(list, func(a, b counters.Metric) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // figures are what /metrics shows: a reading and what follows from it. Labels are tiers, decisions,

@@ -93,7 +93,6 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 		sums.Of(w.manifest.Model).AddWorker(w.Stats())
 	}
 	for _, t := range sums {
-		t.Show()
 		byModel = append(byModel, *t)
 	}
 	slices.SortFunc(engines, func(a, b EngineStatus) int { return cmp.Compare(a.Engine, b.Engine) })

@@ -105,7 +105,7 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 		b.status(time.Now())
 		return len(b.draining) == 0 // nobody else is there
 	})
-	if _, _, models := b.status(time.Now()); len(models) != 1 || models[0].Sum.Worker.SavedBlocks != rounds*blocks || models[0].SavedBytes == 0 {
+	if _, _, models := b.status(time.Now()); len(models) != 1 || models[0].Sum.Worker.SavedBlocks != rounds*blocks || models[0].Sum.Worker.SavedBytes == 0 {
 		t.Errorf("%+v", models)
 	}
 }

@@ -26,6 +26,7 @@ type attempt struct {
 	w        http.ResponseWriter
 	r        *http.Request
 	in       *incoming
+	began    time.Time
 	decision route.Decision
 
 	// last is why the last rank failed, refusal its answer if it refused.
@@ -144,6 +145,7 @@ func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *
 	ok := resp.StatusCode < http.StatusBadRequest
 	if ok && a.in.stream { // the first byte of another answer is the end of decoding
 		o.Router.PrefillDone(d.Handle)
+		o.Observer.FirstToken(a.in.Model, time.Since(a.began))
 	}
 	toClient(a.w.Header(), resp.Header, a.in, d)
 	a.w.WriteHeader(resp.StatusCode)
@@ -182,6 +184,7 @@ func (a *attempt) finish(resp *http.Response, err error, ok bool) {
 	switch {
 	case errors.Is(err, io.EOF) && ok:
 		c.ok.Add(1)
+		a.proxy.opts.Observer.Answered(a.in.Model, time.Since(a.began))
 	case errors.Is(err, io.EOF) && resp.StatusCode < http.StatusInternalServerError:
 		c.client.Add(1)
 	case errors.Is(err, io.EOF):

@@ -22,6 +22,20 @@ type Router interface {
 	Finish(handle uint64) bool
 }
 
+// Observer is told how long requests take, from their arrival on, by the model that they name.
+type Observer interface {
+	// FirstToken tells of the first byte of a streamed answer.
+	FirstToken(model string, took time.Duration)
+	// Answered tells of the end of an answer that is no error.
+	Answered(model string, took time.Duration)
+}
+
+// unobserved is the observer that is not there.
+type unobserved struct{}
+
+func (unobserved) FirstToken(string, time.Duration) {}
+func (unobserved) Answered(string, time.Duration)   {}
+
 // Options configure a [Proxy].
 type Options struct {
 	// Router decides. Reader reads requests.
@@ -32,6 +46,8 @@ type Options struct {
 	// Check asks a rank that answered with an error of its own whether it is well, within a few seconds.
 	// If it is not, another is tried. Nil blames the request for all such answers.
 	Check func(ctx context.Context, rank int32) error
+	// Observer, if not nil, is told how long answers took.
+	Observer Observer
 	// MaxTries is how many ranks are tried for one request. Default 3.
 	MaxTries int
 	// FirstByteTimeout is how long a rank may take until the first byte of its answer, waiting and
@@ -67,6 +83,7 @@ func (o *Options) EnsureDefaults() {
 	if o.Failed == nil {
 		o.Failed = func(int32, error) {}
 	}
+	o.Observer = cmp.Or[Observer](o.Observer, unobserved{})
 	o.MaxTries = cmp.Or(o.MaxTries, 3)
 	o.FirstByteTimeout = cmp.Or(o.FirstByteTimeout, 5*time.Minute)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, 2*time.Minute)

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/router/front"
 )
@@ -68,6 +69,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.forward(w,
 
 // forward forwards what read reads of a request.
 func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, read func(http.ResponseWriter, *http.Request) (*incoming, error)) {
+	began := time.Now()
 	p.counts.inFlight.Add(1)
 	defer p.counts.inFlight.Add(-1)
 	in, err := read(w, r)
@@ -76,7 +78,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, read func(http.R
 		front.ErrorOf(err).Write(w)
 		return
 	}
-	a := attempt{proxy: p, w: w, r: r, in: in}
+	a := attempt{proxy: p, w: w, r: r, in: in, began: began}
 	for try := range p.opts.MaxTries {
 		if try > 0 {
 			p.counts.tries.Add(1)

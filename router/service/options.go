@@ -43,6 +43,8 @@ type Options struct {
 	// goes on accepting, but is not ready, so that balancers can learn of the stop. Defaults 25 s and 5 s; a
 	// negative delay is none, and half of DrainTimeout the longest.
 	DrainTimeout, DrainDelay time.Duration
+	// RankMetrics adds a series for each rank to the metrics.
+	RankMetrics bool
 	// Version is shown in /v1/status.
 	Version string
 	// Ready, if set, is called with the address once it is listened on.

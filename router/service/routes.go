@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/page"
 	"github.com/kvconn/kvconn/router/front"
 )
@@ -30,9 +31,12 @@ type pattern struct {
 	open bool
 }
 
+// scrapesAtOnce bounds the work of scrapes.
+const scrapesAtOnce = 8
+
 func (s *server) routes() []pattern {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(counters.NewCollector("kvconn_router_", s.status), s.router.times, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(counters.NewCollector(metricPrefix, s.status), s.router.times, s.times, observe.BuildInfo(metricPrefix), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	f := func(name string, h answerFunc) pattern { return pattern{pattern: name, handler: h.with(http.StatusOK)} }
 	return append([]pattern{
 		f("POST /v1/route", s.serveRoute),
@@ -56,7 +60,7 @@ func (s *server) routes() []pattern {
 		{pattern: page.AssetsPath, handler: page.Assets(), open: true},
 		{pattern: "GET /healthz", handler: http.HandlerFunc(s.serveHealth), open: true},
 		{pattern: "GET /readyz", handler: http.HandlerFunc(s.serveReady), open: true},
-		{pattern: "GET /metrics", handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},
+		{pattern: "GET /metrics", handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{pattern: "GET /openapi.yaml", handler: http.HandlerFunc(serveOpenAPI), open: true},
 	}, forwarded(s.proxy.Others())...)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -23,6 +24,7 @@ import (
 type server struct {
 	opts     *Options
 	router   timed
+	times    *observe.Requests
 	proxy    *proxy.Proxy
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
@@ -69,7 +71,7 @@ func newServer(o *Options) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{opts: o, router: newTimed(router), started: time.Now(), engines: &http.Client{Transport: transport}}
+	s := &server{opts: o, router: newTimed(router), times: observe.NewRequests(), started: time.Now(), engines: &http.Client{Transport: transport}}
 	tokens := &tokenize.Client{HTTP: s.engines, Timeout: o.TokenizeTimeout, MaxTokens: o.Route.MaxPromptTokens}
 	if o.EngineKey != "" {
 		tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
@@ -80,7 +82,7 @@ func newServer(o *Options) (*server, error) {
 	}
 	s.checks = newChecker(router, transport, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check,
+		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check, Observer: s.times,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: transport, Logger: o.Logger,
 	})

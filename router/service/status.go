@@ -3,12 +3,17 @@ package service
 import (
 	"context"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/route"
@@ -99,8 +104,10 @@ type Status struct {
 	Index IndexStatus `json:"index" metric:"index_"`
 	Proxy proxy.Stats `json:"proxy" metric:""`
 	// EventFeeds and StoreFeeds count the feeds of engines and stores.
-	EventFeeds map[feed.State]int `json:"-" metric:"event_feeds" label:"state" help:"Feeds of engines' events by state."`
-	StoreFeeds map[feed.State]int `json:"-" metric:"residency_feeds" label:"state" help:"Feeds of stores by state."`
+	EventFeeds map[feed.State]int `json:"-" metric:"event_feeds" label:"state" help:"Feeds of engines' KV events, by state."`
+	StoreFeeds map[feed.State]int `json:"-" metric:"residency_feeds" label:"state" help:"Feeds of what stores hold, by state."`
+	// RankReady says of each rank, by its id, whether it gets requests; nil without [Options.RankMetrics].
+	RankReady map[string]bool `json:"-" metric:"rank_ready" label:"rank" help:"1 for a rank that gets requests, 0 for one that does not. Only with the setting rank_metrics."`
 }
 
 // IndexStatus are the figures of the prefix index.
@@ -121,8 +128,16 @@ func (s *server) status() *Status {
 	if models == nil {
 		models = []string{}
 	}
+	var ready map[string]bool
+	if s.opts.RankMetrics {
+		ready = make(map[string]bool, st.Ranks)
+		for _, r := range s.router.Ranks() {
+			ready[strconv.Itoa(int(r.ID))] = r.Ready
+		}
+	}
 	return &Status{
-		Version: s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
+		RankReady: ready,
+		Version:   s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
 		Draining: s.draining.Load(), Health: health(&st), Stats: st, Proxy: s.proxy.Stats(),
 		Index: IndexStatus{
 			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
@@ -149,6 +164,22 @@ func newHistory(s *server) *history.Recorder {
 
 func (s *server) serveStatus(http.ResponseWriter, *http.Request) (any, error) { return s.status(), nil }
 
+// metricPrefix begins the names of the metrics.
+const metricPrefix = "kvconn_router_"
+
+// Metrics describes the metrics of a router, sorted by name, but for those of Go and of the process.
+func Metrics() []counters.Metric {
+	list := append(counters.List[Status](metricPrefix), observe.RequestList()...)
+	list = append(list, observe.BuildMetric(metricPrefix), counters.Metric{Name: decisionTimes, Help: decisionHelp, Kind: "histogram"})
+	slices.SortFunc(list, func(a, b counters.Metric) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+const (
+	decisionTimes = metricPrefix + "decision_seconds"
+	decisionHelp  = "Time to choose a rank: hashing and scores are included, tokenizing is not."
+)
+
 // timed is a router that measures how long its decisions take, tokenizing apart, and remembers the last ones.
 type timed struct {
 	*route.Router
@@ -157,10 +188,8 @@ type timed struct {
 }
 
 func newTimed(r *route.Router) timed {
-	return timed{r, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "kvconn_router_decision_seconds", Help: "Time that decisions took, hashing and scores included, tokenizing not.",
-		Buckets: []float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1},
-	}), new(recent)}
+	buckets := []float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1}
+	return timed{r, prometheus.NewHistogram(observe.Histogram(decisionTimes, decisionHelp, buckets)), new(recent)}
 }
 
 // Route is the router's.

@@ -29,15 +29,15 @@ type Stats struct {
 	PayloadBytes    int64 `json:"payload_bytes"`
 
 	Lookups      uint64 `json:"lookups"`
-	LookupBlocks uint64 `json:"lookup_blocks" metric:"lookup_blocks_total" help:"Blocks asked for."`
-	HitBlocks    uint64 `json:"hit_blocks" metric:"hit_blocks_total" help:"Blocks asked for that were there."`
+	LookupBlocks uint64 `json:"lookup_blocks" metric:"lookup_blocks_total" help:"Blocks that were looked up in the store."`
+	HitBlocks    uint64 `json:"hit_blocks" metric:"hit_blocks_total" help:"Blocks that were looked up in the store and found."`
 
 	Reads        uint64 `json:"reads" metric:"reads_total" help:"Records read and verified."`
 	ReadBytes    uint64 `json:"read_bytes" metric:"read_bytes_total" help:"Bytes read and verified."`
-	ReadsGone    uint64 `json:"reads_gone" metric:"reads_gone_total" help:"Reads of records that were not there any more."`
-	Mismatched   uint64 `json:"reads_mismatched" metric:"reads_mismatched_total" help:"Reads of records made of another prefix."`
-	ReadErrors   uint64 `json:"read_errors" metric:"read_errors_total" help:"Reads that the system failed."`
-	ReadTimeouts uint64 `json:"read_timeouts" metric:"read_timeouts_total" help:"Reads that did not end by their deadline."`
+	ReadsGone    uint64 `json:"reads_gone" metric:"reads_gone_total" help:"Reads of records that had been evicted or dropped by then."`
+	Mismatched   uint64 `json:"reads_mismatched" metric:"reads_mismatched_total" help:"Reads that found a record of another prefix under the same key."`
+	ReadErrors   uint64 `json:"read_errors" metric:"read_errors_total" help:"Reads that failed with an I/O error."`
+	ReadTimeouts uint64 `json:"read_timeouts" metric:"read_timeouts_total" help:"Reads that missed their deadline."`
 	// Corrupt records failed verification and were dropped, Unreadable ones failed to be
 	// read twice.
 	Corrupt    uint64 `json:"corrupt" metric:"corrupt_records_total" help:"Records that failed verification and were dropped."`
@@ -46,18 +46,18 @@ type Stats struct {
 	Writes       uint64 `json:"writes" metric:"writes_total" help:"Records written."`
 	WriteBytes   uint64 `json:"write_bytes" metric:"write_bytes_total" help:"Bytes written."`
 	WritesOfSame uint64 `json:"writes_of_same"`
-	WriteErrors  uint64 `json:"write_errors" metric:"write_errors_total" help:"Writes that the system failed."`
+	WriteErrors  uint64 `json:"write_errors" metric:"write_errors_total" help:"Writes that failed with an I/O error."`
 	// WritesRefused did not fit the cap or the byte budget, or found no slot.
-	WritesRefused uint64 `json:"writes_refused" metric:"writes_refused_total" help:"Writes refused because a budget was used up."`
+	WritesRefused uint64 `json:"writes_refused" metric:"writes_refused_total" help:"Writes refused because the write queue was full."`
 	Evicted       uint64 `json:"evicted" metric:"evicted_records_total" help:"Records evicted to stay below the cap."`
-	Barriers      uint64 `json:"barriers" metric:"barriers_total" help:"Barriers, those that failed included."`
-	BarrierErrors uint64 `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since is not durable."`
+	Barriers      uint64 `json:"barriers" metric:"barriers_total" help:"Barriers, which make what was written durable; failed ones included."`
+	BarrierErrors uint64 `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since the last good one may be lost in a crash."`
 
 	// Scrubs are complete passes of the background scrub.
 	Scrubs     uint64 `json:"scrubs"`
 	ScrubBytes uint64 `json:"scrub_bytes" metric:"scrub_bytes_total" help:"Bytes that the background scrub read and verified."`
 
-	QueuedReads        int64 `json:"queued_reads" metric:"queued_reads" help:"Records that wait to be read from disk."`
+	QueuedReads        int64 `json:"queued_reads" metric:"queued_reads" help:"Records that wait in the disk's queue."`
 	ReadInFlightBytes  int64 `json:"read_in_flight_bytes" metric:"read_in_flight_bytes" help:"Bytes being read from disk."`
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes" metric:"write_in_flight_bytes" help:"Bytes accepted and not yet written."`
 	// ReadSpeed is how fast the disk has been of late.
@@ -67,7 +67,7 @@ type Stats struct {
 	// ReadBudgetBytes is how much reads may ask of the disk at one time, WriteBudgetBytes how
 	// much writes may give it beyond the few that always go on, Calibration where that comes
 	// from (nil if it was not measured).
-	ReadBudgetBytes  int64        `json:"read_budget_bytes" metric:"read_budget_bytes" help:"Bytes that are asked of the disk at one time at most."`
+	ReadBudgetBytes  int64        `json:"read_budget_bytes" metric:"read_budget_bytes" help:"Bound on the bytes that are requested from the disk at one time."`
 	WriteBudgetBytes int64        `json:"write_budget_bytes"`
 	Calibration      *Calibration `json:"calibration,omitempty"`
 

@@ -7,11 +7,11 @@ type Stats struct {
 	// PopulatedBytes are faulted in ahead of use and HugeBytes of those in huge pages.
 	Bytes          int64 `json:"bytes"`
 	AssignedBytes  int64 `json:"assigned_bytes"`
-	PopulatedBytes int64 `json:"populated_bytes" metric:"populated_bytes" help:"Bytes of the host tier whose memory was made ready before its use."`
+	PopulatedBytes int64 `json:"populated_bytes" metric:"populated_bytes" help:"Bytes of the host tier whose memory pages were prepared in advance."`
 	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
 	// whether pinned or not.
-	UsedBytes  int64 `json:"used_bytes" metric:"pinned_bytes" help:"Bytes of the host tier that loads and saves under way hold."`
+	UsedBytes  int64 `json:"used_bytes" metric:"pinned_bytes" help:"Bytes of the host tier that running loads and saves hold."`
 	CleanBytes int64 `json:"clean_bytes"`
 	// Records can be found, or are being read so that they can.
 	Records  int `json:"records"`
@@ -21,7 +21,7 @@ type Stats struct {
 	// Waiting loads wait for memory.
 	Waiting int `json:"waiting" metric:"waiting_loads" help:"Loads that wait for memory of the host tier."`
 	// PrefetchedBytes hold records that are or were read before their load, which has not come.
-	PrefetchedBytes int64 `json:"prefetched_bytes" metric:"prefetched_bytes" help:"Bytes of the host tier with records that were read before their load, which has not come yet."`
+	PrefetchedBytes int64 `json:"prefetched_bytes" metric:"prefetched_bytes" help:"Bytes of the host tier with records that were read ahead for loads that have not started yet."`
 	Counters
 }
 
@@ -30,13 +30,13 @@ type Counters struct {
 	// Hits found a verified record, Misses found none. Joined waited for another's read
 	// of the same record, Mismatched found a record of another prefix: also misses.
 	Hits       uint64 `json:"hits"`
-	Misses     uint64 `json:"misses" metric:"missed_records_total" help:"Records asked of the host tier that were not there."`
+	Misses     uint64 `json:"misses" metric:"missed_records_total" help:"Records that loads looked for in the host tier and did not find."`
 	Joined     uint64 `json:"joined"`
 	Mismatched uint64 `json:"mismatched"`
 	// Evictions made room for something else.
-	Evictions uint64 `json:"evictions" metric:"evicted_records_total" help:"Records that made room for others in the host tier."`
+	Evictions uint64 `json:"evictions" metric:"evicted_records_total" help:"Records that were evicted from the host tier."`
 	// RefusedSaves were given up for want of memory. RefusedLoads found none and did not wait, Waits did.
-	RefusedSaves uint64 `json:"refused_saves" metric:"refused_saves_total" help:"Saves that were given up because the host tier had no memory for them."`
+	RefusedSaves uint64 `json:"refused_saves" metric:"refused_saves_total" help:"Saves that were dropped because the host tier had no memory for them."`
 	RefusedLoads uint64 `json:"refused_loads"`
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.
@@ -44,14 +44,14 @@ type Counters struct {
 	// Prefetched records were read before their load. PrefetchUsed found that load, PrefetchWasted
 	// made room for something else before it came. PrefetchRefused requests had records read
 	// in part or not at all, for want of room.
-	Prefetched      uint64 `json:"prefetched" metric:"prefetched_records_total" help:"Records that were read into the host tier before their load."`
-	PrefetchUsed    uint64 `json:"prefetch_used" metric:"prefetch_used_records_total" help:"Records read before their load whose load came."`
-	PrefetchWasted  uint64 `json:"prefetch_wasted" metric:"prefetch_wasted_records_total" help:"Records read before their load that made room for others before it came."`
-	PrefetchRefused uint64 `json:"prefetch_refused" metric:"prefetch_refused_total" help:"Requests whose records were not all read before their load, for want of room."`
+	Prefetched      uint64 `json:"prefetched" metric:"prefetched_records_total" help:"Records that were read into the host tier ahead of their load."`
+	PrefetchUsed    uint64 `json:"prefetch_used" metric:"prefetch_used_records_total" help:"Records read ahead that a load used."`
+	PrefetchWasted  uint64 `json:"prefetch_wasted" metric:"prefetch_wasted_records_total" help:"Records read ahead that were evicted before their load."`
+	PrefetchRefused uint64 `json:"prefetch_refused" metric:"prefetch_refused_total" help:"Requests whose records could not all be read ahead, because the host tier had no room."`
 	// Promoted records came from a slower tier than the first and were given to that,
 	// PromotionsRefused found no room, or were refused or not written there.
-	Promoted          uint64 `json:"promoted" metric:"promoted_records_total" help:"Records of slower tiers that were written to the first."`
-	PromotionsRefused uint64 `json:"promotions_refused" metric:"promotions_refused_total" help:"Records of slower tiers that were not written to the first: it had no room, or failed."`
+	Promoted          uint64 `json:"promoted" metric:"promoted_records_total" help:"Records of slower tiers that were copied to the disk."`
+	PromotionsRefused uint64 `json:"promotions_refused" metric:"promotions_refused_total" help:"Records of slower tiers that were not copied to the disk: it had no room, or the write failed."`
 }
 
 // Stats returns the state of the arena.

@@ -22,8 +22,8 @@ type Stats struct {
 	Objects        int64 `json:"objects" metric:"objects" help:"Data objects in the bucket."`
 	ObjectBytes    int64 `json:"object_bytes" metric:"object_bytes" help:"Bytes of data objects in the bucket."`
 	LeavingObjects int64 `json:"leaving_objects" metric:"leaving_objects" help:"Data objects that were removed and are not deleted yet."`
-	LeavingBytes   int64 `json:"leaving_bytes" metric:"leaving_bytes" help:"Their bytes."`
-	LeftOut        int64 `json:"left_out" metric:"left_out_records" help:"Records of the bucket that this node has no memory to know of."`
+	LeavingBytes   int64 `json:"leaving_bytes" metric:"leaving_bytes" help:"Bytes of data objects that were removed and are not deleted yet."`
+	LeftOut        int64 `json:"left_out" metric:"left_out_records" help:"Records of the bucket that do not fit into this node's memory of the bucket, and are not offered here."`
 	Unreadable     int64 `json:"unreadable" metric:"unreadable_records" help:"Records of the bucket that need a key or a program that this node does not have."`
 	IndexBytes     int64 `json:"index_bytes" metric:"index_bytes" help:"Memory of what is known of the bucket."`
 
@@ -32,11 +32,11 @@ type Stats struct {
 	Position     uint64  `json:"log_position" metric:"log_position" help:"Last object of the bucket's log that this node has followed."`
 
 	// Writes under way.
-	WritingRecords int   `json:"writing_records" metric:"writing_records" help:"Records on their way into the bucket."`
-	WritingBytes   int64 `json:"writing_bytes" metric:"writing_bytes" help:"Their bytes."`
+	WritingRecords int   `json:"writing_records" metric:"writing_records" help:"Records that are being written to the bucket."`
+	WritingBytes   int64 `json:"writing_bytes" metric:"writing_bytes" help:"Bytes of records that are being written to the bucket."`
 	// ListsWaiting are lists of this node that the log does not have, the oldest for ListsWaitS.
-	ListsWaiting int     `json:"lists_waiting" metric:"lists_waiting" help:"Lists of this node that other nodes have not been told of."`
-	ListsWaitS   float64 `json:"lists_wait_s" metric:"lists_wait_seconds" help:"How long the oldest of them has waited."`
+	ListsWaiting int     `json:"lists_waiting" metric:"lists_waiting" help:"Lists of new records that this node has not published in the bucket yet."`
+	ListsWaitS   float64 `json:"lists_wait_s" metric:"lists_wait_seconds" help:"Age of the oldest list of new records that this node has not published yet."`
 	// Steward says that this node merges the lists of all.
 	Steward bool `json:"steward" metric:"steward" help:"1 on the node that keeps the lists of the bucket in order."`
 	Leases  int  `json:"leases" metric:"leases" help:"Leases in force."`

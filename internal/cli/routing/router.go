@@ -95,6 +95,7 @@ func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 		},
 		HealthPath: c.HealthPath, HealthInterval: c.HealthInterval, TokenizeTimeout: c.TokenizeTimeout, MaxBodyBytes: int64(c.MaxBodyBytes),
 		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout, DrainDelay: c.DrainDelay,
+		RankMetrics: c.RankMetrics,
 	}
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1

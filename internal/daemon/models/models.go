@@ -25,32 +25,16 @@ type Sums struct {
 	Worker worker.Stats `metric:""`
 }
 
-// Totals are the counters of all engines and ranks of one model. Metrics show those with a
-// tag.
+// Totals are the counters of all engines and ranks of one model.
 type Totals struct {
 	// Sum has all counters.
-	Sum     Sums
+	Sum     Sums   `metric:""`
 	Model   string `label:"model"`
-	Engines int    `metric:"engines" help:"Engine instances connected, by model."`
-	Ranks   int    `metric:"ranks" help:"Ranks connected, by model."`
+	Engines int    `metric:"model_engines" help:"Engine instances connected, by model."`
+	Ranks   int    `metric:"model_ranks" help:"Ranks connected, by model."`
 
-	PrefillTokensPerS float64 `metric:"prefill_tokens_per_second" help:"Prefill speed that decisions are made with, of the fastest engine; 0 if it is not known."`
-	Trimming          int     `metric:"trimming_engines" help:"Engines whose offers are cut for the speed of the disk."`
-
-	// These are taken from Sum by [Totals.Show].
-	QueriedTokens uint64 `metric:"queried_tokens_total" help:"Tokens of requests at their first match, but for those that the engine had itself, by model."`
-	OfferedTokens uint64 `metric:"offered_tokens_total" help:"Tokens offered at the first match, by model."`
-	LoadedBytes   uint64 `metric:"loaded_bytes_total" help:"Bytes that reached engine memory, by model."`
-	SavedBytes    uint64 `metric:"saved_bytes_total" help:"Bytes taken over by the store, by model."`
-	FailedBlocks  uint64 `metric:"failed_blocks_total" help:"Blocks of loads that failed, by model."`
-	DroppedBlocks uint64 `metric:"dropped_blocks_total" help:"Blocks not saved, by model."`
-}
-
-// Show takes what metrics show from Sum.
-func (t *Totals) Show() {
-	l, w := &t.Sum.Leader, &t.Sum.Worker
-	t.QueriedTokens, t.OfferedTokens = l.QueriedTokens, l.OfferedTokens
-	t.LoadedBytes, t.SavedBytes, t.FailedBlocks, t.DroppedBlocks = w.LoadedBytes, w.SavedBytes, w.FailedBlocks, w.DroppedBlocks
+	PrefillTokensPerS float64 `metric:"model_prefill_tokens_per_second" help:"Prefill speed that decisions are made with: that of the model's fastest engine; 0 while it is not known."`
+	Trimming          int     `metric:"model_trimming_engines" help:"Engines that are offered less than what is stored, because the disk is slower than their prefill."`
 }
 
 // AddLeader adds the counters of an engine.

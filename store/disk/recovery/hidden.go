@@ -15,9 +15,9 @@ import (
 // Hidden counts the records that are on disk and not used. They stay until their slots are needed.
 type Hidden struct {
 	// Unsealed are not sealed, though there is a key file.
-	Unsealed int64 `json:"unsealed_records" metric:"unsealed_records" help:"Records on disk that are not used since they are not sealed, and there is a key file."`
+	Unsealed int64 `json:"unsealed_records" metric:"unsealed_records" help:"Records on disk that are not used because they have no seal, while a key file is set."`
 	// Keyless are sealed with a key that is not in the key file.
-	Keyless int64 `json:"keyless_records" metric:"keyless_records" help:"Records on disk that are not used since the key file lacks their key."`
+	Keyless int64 `json:"keyless_records" metric:"keyless_records" help:"Records on disk that cannot be used because the key file lacks their key."`
 }
 
 // hidden are the records that were found and are not used.

@@ -14,7 +14,7 @@ type Usage struct {
 	Segments int `json:"segments"`
 	// FreeSlots can be written to, PendingSlots wait for a barrier. BadSlots failed to be
 	// written or read and are set aside; RestingSlots failed once and are tried again.
-	FreeSlots    int64 `json:"free_slots" metric:"free_slots" help:"Slots of segments that can be written to."`
+	FreeSlots    int64 `json:"free_slots" metric:"free_slots" help:"Slots for records that can be written to."`
 	PendingSlots int64 `json:"pending_slots"`
 	BadSlots     int64 `json:"bad_slots"`
 	RestingSlots int64 `json:"resting_slots"`
@@ -23,7 +23,7 @@ type Usage struct {
 
 	// PhysicalBytes is what the store occupies: segments and the larger of what the
 	// journal occupies and what is set aside for it. MaxBytes is the cap.
-	PhysicalBytes int64 `json:"physical_bytes" metric:"physical_bytes" help:"Bytes the store occupies on disk, everything included."`
+	PhysicalBytes int64 `json:"physical_bytes" metric:"physical_bytes" help:"Bytes that the store takes of the disk: occupied and reserved, indexes and journals included."`
 	SegmentBytes  int64 `json:"segment_bytes"`
 	JournalBytes  int64 `json:"journal_bytes"`
 	MaxBytes      int64 `json:"max_bytes" metric:"max_bytes" help:"Hard cap of kvconn_store_physical_bytes."`
@@ -36,10 +36,10 @@ type Usage struct {
 	// MinFreeBytes what the store leaves free (0 if nothing need be).
 	FileSystemBytes int64 `json:"file_system_bytes" metric:"filesystem_bytes" help:"Size of the store's file system."`
 	FreeBytes       int64 `json:"free_bytes" metric:"filesystem_free_bytes" help:"Free bytes of the store's file system."`
-	MinFreeBytes    int64 `json:"min_free_bytes" metric:"min_free_bytes" help:"What the store leaves free of its file system."`
+	MinFreeBytes    int64 `json:"min_free_bytes" metric:"min_free_bytes" help:"Bytes that the store leaves free on its file system."`
 	// EffectiveMaxBytes is how large the store can become: MaxBytes, or less where the file
 	// system leaves less. LimitedBy is what keeps it from growing now, or empty.
-	EffectiveMaxBytes int64   `json:"effective_max_bytes" metric:"effective_max_bytes" help:"What the store can reach now: its cap, or less where free space leaves less."`
+	EffectiveMaxBytes int64   `json:"effective_max_bytes" metric:"effective_max_bytes" help:"Size that the store can reach now: its cap, or less where the file system has less free space."`
 	LimitedBy         LimitBy `json:"limited_by"`
 
 	// SmallBytes are the manifests and whatever else lies in the directory. Making says that a

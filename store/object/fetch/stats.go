@@ -19,20 +19,20 @@ type Stats struct {
 	Records   uint64 `json:"records" metric:"fetched_records_total" help:"Records read from the bucket and verified."`
 	ReadBytes uint64 `json:"payload_bytes" metric:"fetched_bytes_total" help:"Bytes of payloads read from the bucket and verified."`
 	// Ranges are stretches of objects that were asked for; Gaps are bytes in them that nobody wanted.
-	Ranges   uint64 `json:"ranges" metric:"ranges_total" help:"Stretches of objects that loads asked for: one request each, if nothing fails."`
-	GapBytes uint64 `json:"gap_bytes" metric:"gap_bytes_total" help:"Bytes read because they lay between records that were asked for."`
+	Ranges   uint64 `json:"ranges" metric:"ranges_total" help:"Ranges of objects that loads asked for: one request each if nothing fails."`
+	GapBytes uint64 `json:"gap_bytes" metric:"gap_bytes_total" help:"Bytes that were read because they lay between requested records."`
 	// Hedges are second requests because an answer was late, HedgesWon those whose answer came first.
-	Hedges    uint64 `json:"hedges" metric:"hedges_total" help:"Requests sent because the answer to another was late."`
-	HedgesWon uint64 `json:"hedges_won" metric:"hedges_won_total" help:"Answers to them that came first."`
+	Hedges    uint64 `json:"hedges" metric:"hedges_total" help:"Second requests that were sent because the first was slow to answer."`
+	HedgesWon uint64 `json:"hedges_won" metric:"hedges_won_total" help:"Second requests that were answered before the first."`
 	// Stalls are bodies that stood still, Resumed requests for the rest of a range.
-	Stalls  uint64 `json:"stalls" metric:"stalls_total" help:"Answers that were broken off because no byte came."`
-	Resumed uint64 `json:"resumed" metric:"resumed_total" help:"Requests for the rest of a stretch."`
+	Stalls  uint64 `json:"stalls" metric:"stalls_total" help:"Answers that were aborted because no byte came for too long."`
+	Resumed uint64 `json:"resumed" metric:"resumed_total" help:"Requests for the rest of a range whose answer had broken off."`
 	// Reads that failed, by cause.
-	Failed map[string]uint64 `json:"failed" metric:"failed_reads_total" label:"cause" help:"Records that were asked for and not delivered."`
+	Failed map[string]uint64 `json:"failed" metric:"failed_reads_total" label:"cause" help:"Records that were requested from the bucket and not delivered."`
 	// Lost are reports of objects, by cause: one for each read that came upon it.
 	Lost map[string]uint64 `json:"lost" metric:"lost_objects_total" label:"cause" help:"Reads that found an object missing or damaged."`
 	// Unsealed are records that were passed over because they are not sealed, or with a key that this node does not have.
-	Unsealed uint64 `json:"unsealed" metric:"unsealed_total" help:"Records of the bucket that were not accepted for want of a seal, or of its key."`
+	Unsealed uint64 `json:"unsealed" metric:"unsealed_total" help:"Records of the bucket that were refused: they have no seal, or the key file lacks their key."`
 }
 
 // counts are the counters of a fetcher.

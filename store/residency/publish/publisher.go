@@ -38,10 +38,10 @@ type Stats struct {
 	Subscribers    int      `json:"subscribers" metric:"subscribers" help:"Subscribers of published KV events."`
 	// Batches were published; Sent and Dropped are batches times subscribers.
 	Batches uint64 `json:"batches" metric:"batches_total" help:"Batches of KV events published."`
-	Sent    uint64 `json:"sent" metric:"sent_total" help:"Batches times subscribers that they were sent to."`
-	Dropped uint64 `json:"dropped" metric:"dropped_total" help:"Batches times subscribers that were too slow for them."`
+	Sent    uint64 `json:"sent" metric:"sent_total" help:"Batches of KV events sent, counted once for each subscriber."`
+	Dropped uint64 `json:"dropped" metric:"dropped_total" help:"Batches of KV events dropped because a subscriber was too slow, counted once for each subscriber."`
 	// Failures is how often publishing broke off; Error is why it does not go on now.
-	Failures uint64 `json:"failures" metric:"failures_total" help:"How often publishing broke off."`
+	Failures uint64 `json:"failures" metric:"failures_total" help:"Times that publishing of KV events failed and had to start again."`
 	Error    string `json:"error,omitempty"`
 }
 

@@ -1,0 +1,21 @@
+// Command generate writes the dashboards, alerts, runbook and tables of metrics below the repository's root, which is its
+// argument.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/kvconn/kvconn/internal/monitoring"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: generate ROOT")
+		os.Exit(2)
+	}
+	if err := monitoring.Write(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
