@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -28,6 +29,8 @@ type backend struct {
 	// levels are where loads come from, the fastest first.
 	levels  []store.Level
 	probers []*probe.Prober
+	// record is nil if no trace is recorded.
+	record *tracelog.Log
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -109,7 +112,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		return nil, err
 	}
 	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
-	o := b.leaderOptions(ns, m)
+	o := b.leaderOptions(ns, m, p)
 	if p.Handoff {
 		account, err := b.account(ns)
 		if err != nil {
@@ -138,14 +141,16 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	return s, nil
 }
 
-func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest) leader.Options {
-	return leader.Options{
+func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest, p server.Peer) leader.Options {
+	o := leader.Options{
 		Namespace: ns, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
 		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
 		LoadTTL: 2 * b.opts.LoadTimeout,
 		Levels:  b.levels, Probe: b.probe,
 	}
+	b.recordTo(&o, p)
+	return o
 }
 
 // loads reports whether a rank of the engine on this node loads a shard.
@@ -192,7 +197,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
-		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain); err != nil {
+		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain); err != nil {
 			s.Worker.Close()
 		}
 	}

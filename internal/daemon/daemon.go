@@ -25,6 +25,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/daemon/web"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -49,6 +50,10 @@ func run(ctx context.Context, o *Options) error {
 	if err := d.listen(ctx); err != nil {
 		return err
 	}
+	if err := d.openRecord(); err != nil {
+		return err
+	}
+	defer d.closeRecord()
 	arena, err := host.New(host.Options{Bytes: o.HostBytes, FreeBytes: hostmemory.FreeBytes, Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
@@ -110,6 +115,8 @@ type daemon struct {
 	chain   *store.Chain
 	backend *backend
 	server  *server.Server
+	// record is nil if no trace is recorded.
+	record *tracelog.Log
 	// publisher is nil if no events are published.
 	publisher *publish.Publisher
 	// residency serves the streams of what the tiers hold.
