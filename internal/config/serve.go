@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +16,7 @@ import (
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
 	Dir    string `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
-	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: /run/kvconn/kvconnd.sock, or in the user's own runtime directory."`
 	Access
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. Set a token, too: there is no other authentication."`
@@ -81,15 +79,6 @@ func (s *Serve) EnsureDefaults() {
 	if s.Socket == "" {
 		s.Socket = DefaultSocket()
 	}
-}
-
-// DefaultSocket is the socket of daemon and engines if no other is set: below $XDG_RUNTIME_DIR, or
-// /run/kvconn if that is not set.
-func DefaultSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Getuid() != 0 {
-		return filepath.Join(dir, "kvconn", "kvconnd.sock")
-	}
-	return "/run/kvconn/kvconnd.sock"
 }
 
 // Validate reports the first setting that cannot work, by its name.

@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -183,14 +185,14 @@ func (d *daemon) announce() {
 // listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
 	if d.socket, err = server.Reserve(ctx, d.opts.Socket, d.opts.Access); errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w; set socket to a path that this user may make", err)
+		return fmt.Errorf("%w; set socket to a path in a folder that this user may write, such as %s", err, ownSocket())
 	} else if err != nil {
 		return err
 	}
 	if d.opts.HTTP != "" {
 		l, err := net.Listen("tcp", d.opts.HTTP)
 		if err != nil {
-			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
+			return fmt.Errorf("listen for HTTP on %s: %w%s", d.opts.HTTP, err, bindHint(err))
 		}
 		d.info.HTTP = l.Addr().String()
 		d.web = httplimit.NewServer(l, descriptors.HTTPConnections(descriptors.Limit()), d.handler(), d.opts.Logger)
@@ -204,6 +206,28 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 		d.profiles = httplimit.NewServer(l, web.ProfileConnections, web.Profiles(), d.opts.Logger)
 	}
 	return nil
+}
+
+// ownSocket is a path for a user who may not write where sockets belong.
+func ownSocket() string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "DIR/kvconnd.sock"
+	}
+	return filepath.Join(home, ".kvconn", "kvconnd.sock")
+}
+
+// bindHint is what to do about an address that cannot be had.
+func bindHint(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "; ports below 1024 need a privilege: set http to another"
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "; another daemon or program has it: set http to another, or to off"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "; this machine has no such address: set http to one that it has"
+	}
+	return ""
 }
 
 // closeListeners closes the addresses that are not served.
