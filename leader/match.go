@@ -94,7 +94,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.stats.EngineTokens += uint64(had)
 		l.stats.QueriedTokens += uint64(known - had)
 		l.stats.OfferedTokens += uint64(offer.Tokens)
-		if l.opts.Arrived != nil {
+		if l.opts.Arrived != nil && !r.noSave {
 			blocks := min(r.prompt, known) / l.bs
 			l.hash.keys(r, blocks)
 			r.arrival = l.opts.Arrived(r.prompt, r.keys[:blocks])

@@ -30,8 +30,8 @@ type Options struct {
 }
 
 const (
-	// queueLength is how many arrivals and ends may wait for the writer.
-	queueLength = 4096
+	// queueLength is how many arrivals and ends may wait for the writer, maxQueued how many hashes: 16 MB.
+	queueLength, maxQueued = 4096, 2 << 20
 	// maxOpen and maxOpenHashes bound the requests that are kept for their ends: some 16 MB.
 	maxOpen, maxOpenHashes = 16384, 2 << 20
 	// maxHashes bounds a line: replay refuses one of more than 8 MiB.
@@ -102,6 +102,7 @@ type Log struct {
 	last   uint64 // number of the latest arrival
 	stats  Stats
 	queue  chan message
+	queued int       // hashes in the queue
 	free   sync.Pool // of *arrival
 
 	done     chan struct{} // closed once the writer has ended
@@ -180,13 +181,14 @@ func (e *Engine) Arrived(promptTokens int, keys []connector.Key) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a.at, a.number = l.opts.Now().Sub(l.start), l.last+1
-	if l.closed || !l.send(message{arrival: a}) {
+	if l.closed || l.queued > 0 && l.queued+n > maxQueued || !l.send(message{arrival: a}) {
 		l.stats.Dropped++
 		l.free.Put(a)
 		return 0
 	}
 	l.last++
-	return a.number
+	l.queued += n
+	return l.last
 }
 
 // Ended records how long the answer of a request was. It never waits.

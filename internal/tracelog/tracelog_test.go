@@ -200,6 +200,15 @@ func TestASlowDiskIsNotWaitedFor(t *testing.T) {
 		t.Errorf("%+v", stop.Stats())
 	}
 	e.Ended(1, 5)
+	large := &Log{opts: l.opts, start: l.start, queue: make(chan message, 8)} // has room for messages, but not for large ones
+	large.free.New = l.free.New
+	e.log = large
+	long := make([]connector.Key, maxHashes*traceBlock/engineBlock)
+	for n := range 8 {
+		if got := e.Arrived(maxHashes*traceBlock, long); (got != 0) != (n < maxQueued/maxHashes) {
+			t.Errorf("long prompt %d has the number %d", n, got)
+		}
+	}
 }
 
 func TestRequestsThatCannotBeRecordedAreCounted(t *testing.T) {

@@ -41,8 +41,12 @@ func (l *Log) run() {
 // take takes a message.
 func (w *writer) take(m message) {
 	if m.arrival != nil {
+		n := len(m.arrival.hashes)
 		w.open = append(w.open, m.arrival)
-		w.hashes += len(m.arrival.hashes)
+		w.hashes += n
+		w.log.mu.Lock()
+		w.log.queued -= n
+		w.log.mu.Unlock()
 	} else if len(w.open) > 0 && m.number >= w.open[0].number {
 		if i := m.number - w.open[0].number; i < uint64(len(w.open)) {
 			w.open[i].ended, w.open[i].answer = true, m.answer

@@ -188,9 +188,11 @@ func TestWhatIsWrongWithAnEndpointIsSaid(t *testing.T) {
 		"no key: give the endpoint's API key": func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, `{"error": {"message": "no key"}}`, http.StatusUnauthorized)
 		},
-		"asked with --chat":           func(w http.ResponseWriter, _ *http.Request) { http.NotFound(w, nil) },
-		"does not stream":             func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, `{"choices": []}`) },
-		"307 Temporary Redirect":      func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) },
+		"asked with --chat": func(w http.ResponseWriter, _ *http.Request) { http.NotFound(w, nil) },
+		"does not stream":   func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, `{"choices": []}`) },
+		"307 Temporary Redirect": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		},
 		"ended without a token":       stream("[DONE]"),
 		"ended in the middle":         stream(token),
 		"the engine failed: it broke": stream(token, `{"error":{"message":"it broke"}}`),
@@ -234,7 +236,7 @@ func TestAnInterruptEndsTheBench(t *testing.T) {
 
 // Equal seeds make equal prompts, so that a run can be repeated; any other number makes another prompt.
 func TestPromptsFollowTheSeed(t *testing.T) {
-	if prompt(1, 0, kindPrompt, 0, 50) != prompt(1, 0, kindPrompt, 0, 50) {
+	if a, b := prompt(1, 0, kindPrompt, 0, 50), prompt(1, 0, kindPrompt, 0, 50); a != b {
 		t.Error("equal seeds make different prompts")
 	}
 	begins := make(map[string]bool)
