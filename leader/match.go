@@ -101,6 +101,11 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.stats.QueriedTokens += uint64(known - had)
 		l.stats.OfferedTokens += uint64(offer.Tokens)
 		l.stats.Stats.Add(known-had, offer.Tokens, &tiers)
+		if l.opts.Arrived != nil && !r.noSave {
+			blocks := min(r.prompt, known) / l.bs
+			l.hash.keys(r, blocks)
+			r.arrival = l.opts.Arrived(r.prompt, r.keys[:blocks])
+		}
 	}
 	return offer, nil
 }

@@ -69,6 +69,11 @@ type Options struct {
 	// megabytes.
 	HandoffTimeout time.Duration
 
+	// Arrived, if not nil, is told of each request that saves, at its first match, with the keys of its prompt's full blocks, and
+	// Ended gets what it returned, and how much of the answer is known. They must not block, and keep nothing.
+	Arrived func(promptTokens int, keys []connector.Key) (arrival uint64)
+	Ended   func(arrival uint64, answerTokens int)
+
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }

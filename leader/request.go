@@ -61,6 +61,7 @@ type request struct {
 	// tokens that there were after it.
 	step     uint64
 	computed int
+	arrival  uint64 // what [Options.Arrived] returned
 	// waiting is set while a match waits for reads with the leader unlocked. The generation says
 	// whether the request is still what it was then: see [request.changed].
 	waiting    bool
@@ -83,7 +84,7 @@ func (r *request) reset(groups int) {
 	clear(r.loads)
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided = false, false, false, false
-	r.step, r.computed, r.counted = 0, 0, 0
+	r.step, r.computed, r.counted, r.arrival = 0, 0, 0, 0
 	r.promised, r.promisedAt = 0, 0
 }
 

@@ -56,6 +56,9 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	}
 	for _, id := range m.Finished {
 		if r := l.requests.find(id); r != nil {
+			if l.opts.Ended != nil {
+				l.opts.Ended(r.arrival, len(r.tokens)-r.prompt)
+			}
 			l.forget(r)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/proxy"
@@ -50,7 +51,10 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 	want.EnsureDefaults()
 	p.EnsureDefaults()
 	cost.EnsureDefaults()
+	var rec tracelog.Options
+	rec.EnsureDefaults()
 	for name, pair := range map[string][2]any{
+		"record_trace_bytes": {int64(s.RecordTraceBytes), rec.MaxBytes}, "record_trace_block_tokens": {s.RecordTraceBlockTokens, rec.BlockTokens},
 		"load_timeout": {s.LoadTimeout, d.LoadTimeout}, "stop_timeout": {s.StopTimeout, d.StopTimeout}, "stage_timeout": {s.StageTimeout, l.HandoffTimeout},
 		"load_staging_bytes": {int64(s.LoadStagingBytes), a.LoadBytes}, "save_staging_bytes": {int64(s.SaveStagingBytes), a.SaveBytes},
 		"min_offer_tokens": {s.MinOfferTokens, l.MinOfferTokens},

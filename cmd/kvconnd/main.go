@@ -17,7 +17,9 @@ import (
 
 	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/internal/cli/bench"
+	"github.com/kvconn/kvconn/internal/cli/completion"
 	"github.com/kvconn/kvconn/internal/cli/configure"
+	"github.com/kvconn/kvconn/internal/cli/help"
 	"github.com/kvconn/kvconn/internal/cli/routing"
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
@@ -50,6 +52,7 @@ type cli struct {
 	Bench      bench.Cmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	Replay     replayCmd      `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
 	About      versionCmd     `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
+	Completion completion.Cmd `cmd:"" help:"Print a script by which a shell completes command lines."`
 	DemoEngine demoEngineCmd  `cmd:"" hidden:"" help:"The demo's engine process."`
 	Copier     copierCmd      `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
 }
@@ -131,6 +134,7 @@ func newParser(ctx context.Context, c *cli, std *terminal.Streams, resolver *set
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(std, resolver),
 		kong.Resolvers(resolver),
+		kong.PostBuild(help.Group),
 	)
 }
 

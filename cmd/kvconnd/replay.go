@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/kvsize"
 	"github.com/kvconn/kvconn/router/replay"
 )
 
@@ -31,7 +32,9 @@ type replayCmd struct {
 	ObjectBlocks config.Blocks `name:"object-blocks" default:"0" placeholder:"N|SIZE" help:"Object tier of all nodes in blocks, or as a size such as 2TB; 0 for none (default 0)."`
 
 	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" default:"10000" placeholder:"N" help:"Prompt tokens that a rank computes in a second (default 10000)."`
-	BytesPerToken     config.Bytes  `name:"bytes-per-token" default:"128KiB" placeholder:"SIZE" help:"Size of a token's KV (default 128KiB)."`
+	Model             string        `name:"model" placeholder:"NAME|PATH" help:"Take the size of a token's KV from a well-known model, such as llama-3.1-70b, or from a model's config.json."`
+	KVType            string        `name:"kv-type" default:"auto" placeholder:"TYPE" help:"With --model: type that the engine keeps KV in (--kv-cache-dtype): auto, fp8, bfloat16, float16 or float32 (default auto)."`
+	BytesPerToken     *config.Bytes `name:"bytes-per-token" placeholder:"SIZE" help:"Size of a token's KV. Default: that of --model, else 128KiB."`
 	DiskBytesPerS     config.Bytes  `name:"disk-bytes-per-s" default:"3GB" placeholder:"SIZE" help:"Read bandwidth of a node's disk, in a second (default 3GB)."`
 	ObjectBytesPerS   config.Bytes  `name:"object-bytes-per-s" default:"1GB" placeholder:"SIZE" help:"Bandwidth from the object store to a node, in a second (default 1GB)."`
 	SaveBytesPerS     config.Bytes  `name:"save-bytes-per-s" default:"0" placeholder:"SIZE" help:"What a node's disk can write in a second; saves beyond it are dropped. 0 keeps every save (default 0)."`
@@ -63,6 +66,9 @@ results. docs/replay.md describes the model, the trace format and how to size a 
 
 // Run replays the trace and prints the report.
 func (c *replayCmd) Run(ctx context.Context, std *terminal.Streams) error {
+	if err := c.size(std); err != nil {
+		return err
+	}
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -87,12 +93,42 @@ func (c *replayCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	return report.Print(std.Out)
 }
 
+// defaultBytesPerToken is that of Llama 3 with 8 billion parameters.
+const defaultBytesPerToken = 128 << 10
+
+// size finds out how large a token's KV is, if no flag says it.
+func (c *replayCmd) size(std *terminal.Streams) error {
+	switch {
+	case c.Model == "" && c.KVType != "auto":
+		return errors.New("--kv-type needs --model")
+	case c.Model == "":
+		if c.BytesPerToken == nil {
+			c.BytesPerToken = new(config.Bytes)
+			*c.BytesPerToken = defaultBytesPerToken
+		}
+		return nil
+	case c.BytesPerToken != nil:
+		return errors.New("--model and --bytes-per-token say the same thing: give one of them")
+	}
+	m, err := kvsize.Find(c.Model)
+	if err == nil {
+		m, err = m.WithType(c.KVType)
+	}
+	if err != nil {
+		return fmt.Errorf("--model: %w", err)
+	}
+	c.BytesPerToken = new(config.Bytes)
+	*c.BytesPerToken = config.Bytes(m.BytesPerToken())
+	fmt.Fprintf(std.Err, "%s: %d bytes of KV a token (%s)\n", m.Name, m.BytesPerToken(), m.String())
+	return nil
+}
+
 // check reports the first flag with a wrong value that the options would take for not set.
 func (c *replayCmd) check() error {
 	if err := terminal.WantPositive(map[string]float64{
 		"block-tokens": float64(c.BlockTokens), "timestamp-unit": float64(c.TimestampUnit),
 		"ranks": float64(c.Ranks), "nodes": float64(c.Nodes), "gpu-blocks": float64(c.blocks(c.GPUBlocks)),
-		"prefill-tokens-per-s": c.PrefillTokensPerS, "bytes-per-token": float64(c.BytesPerToken),
+		"prefill-tokens-per-s": c.PrefillTokensPerS, "bytes-per-token": float64(*c.BytesPerToken),
 		"disk-bytes-per-s": float64(c.DiskBytesPerS), "object-bytes-per-s": float64(c.ObjectBytesPerS),
 		"max-running": float64(c.MaxRunning), "speed": c.Speed,
 	}); err != nil {
@@ -159,13 +195,13 @@ func (r *traceReader) Read(p []byte) (int, error) {
 
 // blocks is a capacity in blocks of the trace.
 func (c *replayCmd) blocks(of config.Blocks) int {
-	return of.Of(float64(c.BlockTokens) * float64(c.BytesPerToken))
+	return of.Of(float64(c.BlockTokens) * float64(*c.BytesPerToken))
 }
 
 func (c *replayCmd) options() replay.Options {
 	return replay.Options{
 		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.blocks(c.GPUBlocks), DiskBlocks: orNone(c.blocks(c.DiskBlocks)), ObjectBlocks: orNone(c.blocks(c.ObjectBlocks)),
-		PrefillTokensPerS: c.PrefillTokensPerS, BytesPerToken: float64(c.BytesPerToken),
+		PrefillTokensPerS: c.PrefillTokensPerS, BytesPerToken: float64(*c.BytesPerToken),
 		DiskBytesPerS: float64(c.DiskBytesPerS), ObjectBytesPerS: float64(c.ObjectBytesPerS), SaveBytesPerS: float64(c.SaveBytesPerS),
 		DiskDelay: orNone(c.DiskDelay.Seconds()), ObjectDelay: orNone(c.ObjectDelay.Seconds()), DecodeTokenTime: orNone(c.DecodeTokenTime.Seconds()),
 		MaxRunning: c.MaxRunning, OverlapLoads: c.OverlapLoads, AlwaysLoad: c.AlwaysLoad,

@@ -149,3 +149,35 @@ func TestReplayTakesPackedTracesAndSizes(t *testing.T) {
 		t.Errorf("half of it: status %d, %s", status, errs)
 	}
 }
+
+// The size of a token's KV comes from a model's name or file, or from its own flag.
+func TestReplayKnowsModels(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.json")
+	if err := os.WriteFile(file, []byte(`{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		want float64
+	}{
+		{nil, 128 << 10}, {[]string{"--model", "meta-llama/Llama-3.1-70B-Instruct"}, 320 << 10},
+		{[]string{"--model", "llama-3.1-70b", "--kv-type", "fp8"}, 160 << 10}, {[]string{"--model", file}, 512},
+	} {
+		status, out, errs := kvconnd(append([]string{"replay", smallTrace, "--json", "--policies", "load"}, c.args...)...)
+		var r replay.Report
+		if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 || r.Setup.BytesPerToken != c.want {
+			t.Errorf("%v: %v bytes a token, want %v; %v, %s", c.args, r.Setup.BytesPerToken, c.want, err, errs)
+		}
+		if strings.Contains(errs, "bytes of KV a token") != (c.args != nil) {
+			t.Errorf("%v: %q", c.args, errs)
+		}
+	}
+	for want, args := range map[string][]string{
+		`did you mean "qwen3-32b"`: {"--model", "qwen3-33b"}, "give one of them": {"--model", "qwen3-32b", "--bytes-per-token", "1KiB"},
+		"needs --model": {"--kv-type", "fp8"}, "int3": {"--model", "qwen3-32b", "--kv-type", "int3"}, "no such file": {"--model", file + "x.json"},
+	} {
+		if status, _, errs := kvconnd(append([]string{"replay", smallTrace}, args...)...); status == 0 || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q; want %q", args, status, errs, want)
+		}
+	}
+}

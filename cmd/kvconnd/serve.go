@@ -21,6 +21,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/logging"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/router/service"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
@@ -67,6 +68,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
 	o.Access, o.HTTPToken = settings.AccessOf(&c.Serve), c.HTTPToken
 	o.Publish = publishOptions(&c.Serve)
+	o.Record = recordOptions(&c.Serve)
 	object, err := settings.ObjectOptions(&c.Serve)
 	if err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
@@ -105,6 +107,14 @@ func publishOptions(s *config.Serve) *publish.Options {
 		o.Accept = func(_ connector.NamespaceDigest, m *connector.Manifest) bool { return m.Model == model }
 	}
 	return o
+}
+
+// recordOptions are the settings of the trace; nil if there is to be none.
+func recordOptions(s *config.Serve) *tracelog.Options {
+	if s.RecordTrace == "" {
+		return nil
+	}
+	return &tracelog.Options{Path: s.RecordTrace, MaxBytes: int64(s.RecordTraceBytes), BlockTokens: s.RecordTraceBlockTokens}
 }
 
 // localNode is the node of a daemon's own router's ranks that have none in the settings.

@@ -132,6 +132,8 @@ func TestValidate(t *testing.T) {
 		"publish_replay \"tcp":      func(s *Serve) { s.PublishEvents, s.PublishReplay = "ipc:///e", "tcp://127.0.0.1:x" },
 		"set publish_remote":        func(s *Serve) { s.PublishEvents = "tcp://*:5557" },
 		"http_token":                func(s *Serve) { s.HTTPToken = "secret\n" },
+		"record_trace_bytes":        func(s *Serve) { s.RecordTrace, s.RecordTraceBytes = "t", 1 },
+		"record_trace_block_tokens": func(s *Serve) { s.RecordTrace, s.RecordTraceBytes = "t", 1<<30 },
 		"this machine":              func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
 	} {
 		s := good

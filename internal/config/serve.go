@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +16,7 @@ import (
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
 	Dir    string `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
-	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: /run/kvconn/kvconnd.sock, or in the user's own runtime directory."`
 	Access
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. Set a token, too: there is no other authentication."`
@@ -43,6 +41,7 @@ type Serve struct {
 	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time within which an orderly stop ends: accepted saves are written and the snapshot is made. After it the process ends at once."`
 	CUDALibrary        string        `name:"cuda-library" env:"KVCONN_CUDA_LIBRARY" placeholder:"FILE" help:"The CUDA driver's library, for engines that share memory of a GPU. It is loaded when the first one does. Default: libcuda.so.1, as the system's loader finds it."`
 	Object
+	Record
 	Router          string `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
 	PublishEvents   string `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
 	PublishReplay   string `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
@@ -82,15 +81,6 @@ func (s *Serve) EnsureDefaults() {
 	}
 }
 
-// DefaultSocket is the socket of daemon and engines if no other is set: below $XDG_RUNTIME_DIR, or
-// /run/kvconn if that is not set.
-func DefaultSocket() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Getuid() != 0 {
-		return filepath.Join(dir, "kvconn", "kvconnd.sock")
-	}
-	return "/run/kvconn/kvconnd.sock"
-}
-
 // Validate reports the first setting that cannot work, by its name.
 func (s *Serve) Validate() error {
 	switch {
@@ -121,7 +111,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof())
+	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord())
 }
 
 func (s *Serve) validateHTTP() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -30,6 +31,8 @@ type backend struct {
 	// levels are where loads come from, the fastest first.
 	levels  []store.Level
 	probers []*probe.Prober
+	// record is nil if no trace is recorded.
+	record *tracelog.Log
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -111,7 +114,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		return nil, err
 	}
 	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
-	o := b.leaderOptions(ns, m)
+	o := b.leaderOptions(ns, m, p)
 	if p.Handoff {
 		account, err := b.account(ns)
 		if err != nil {
@@ -140,14 +143,16 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	return s, nil
 }
 
-func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest) leader.Options {
-	return leader.Options{
+func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest, p server.Peer) leader.Options {
+	o := leader.Options{
 		Namespace: ns, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
 		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
 		LoadTTL: 2 * b.opts.LoadTimeout,
 		Levels:  b.levels, Probe: b.probe,
 	}
+	b.recordTo(&o, p)
+	return o
 }
 
 // Match is the leader's, measured: the engine's scheduler waits for it.
@@ -200,7 +205,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
-		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain); err != nil {
+		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain); err != nil {
 			s.Worker.Close()
 		}
 	}

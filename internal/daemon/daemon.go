@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -28,6 +30,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -53,6 +56,10 @@ func run(ctx context.Context, o *Options) error {
 	if err := d.listen(ctx); err != nil {
 		return err
 	}
+	if err := d.openRecord(); err != nil {
+		return err
+	}
+	defer d.closeRecord()
 	arena, err := host.New(host.Options{Bytes: o.HostBytes, FreeBytes: hostmemory.FreeBytes, Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
@@ -118,6 +125,8 @@ type daemon struct {
 	chain   *store.Chain
 	backend *backend
 	server  *server.Server
+	// record is nil if no trace is recorded.
+	record *tracelog.Log
 	// publisher is nil if no events are published.
 	publisher *publish.Publisher
 	// residency serves the streams of what the tiers hold.
@@ -186,14 +195,14 @@ func (d *daemon) announce() {
 // listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
 	if d.socket, err = server.Reserve(ctx, d.opts.Socket, d.opts.Access); errors.Is(err, fs.ErrPermission) && !errors.Is(err, server.ErrGroup) {
-		return fmt.Errorf("%w; set socket to a path that this user may make", err)
+		return fmt.Errorf("%w; set socket to a path in a folder that this user may write, such as %s", err, ownSocket())
 	} else if err != nil {
 		return err
 	}
 	if d.opts.HTTP != "" {
 		l, err := net.Listen("tcp", d.opts.HTTP)
 		if err != nil {
-			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
+			return fmt.Errorf("listen for HTTP on %s: %w%s", d.opts.HTTP, err, bindHint(err))
 		}
 		d.info.HTTP = l.Addr().String()
 		d.web = httplimit.NewServer(l, descriptors.HTTPConnections(descriptors.Limit()), d.handler(), d.opts.Logger)
@@ -207,6 +216,28 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 		d.profiles = httplimit.NewServer(l, web.ProfileConnections, web.Profiles(), d.opts.Logger)
 	}
 	return nil
+}
+
+// ownSocket is a path for a user who may not write where sockets belong.
+func ownSocket() string {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "DIR/kvconnd.sock"
+	}
+	return filepath.Join(home, ".kvconn", "kvconnd.sock")
+}
+
+// bindHint is what to do about an address that cannot be had.
+func bindHint(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "; ports below 1024 need a privilege: set http to another"
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "; another daemon or program has it: set http to another, or to off"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "; this machine has no such address: set http to one that it has"
+	}
+	return ""
 }
 
 // closeListeners closes the addresses that are not served.

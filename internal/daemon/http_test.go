@@ -4,8 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -61,6 +66,40 @@ func TestATokenKeepsStrangersOut(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := FetchStatusAs(t.Context(), r.HTTP, "secret"); err != nil {
+		t.Error(err)
+	}
+}
+
+// An address that is not free is known by what to do about it, not only by the system's word.
+func TestAnAddressThatCannotBeHadComesWithAHint(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	base := t.TempDir()
+	err = Run(t.Context(), Options{Dir: filepath.Join(base, "d"), Socket: filepath.Join(base, "s"), HTTP: l.Addr().String()})
+	if err == nil || !strings.Contains(err.Error(), "another daemon or program has it: set http to another") {
+		t.Error(err)
+	}
+	for cause, want := range map[error]string{syscall.EACCES: "below 1024", syscall.EADDRNOTAVAIL: "no such address", syscall.EMFILE: ""} {
+		if got := bindHint(&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", cause)}); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%v: %q", cause, got)
+		}
+	}
+}
+
+// A user who may not write where the socket is to be is given a path that works.
+func TestASocketThatMayNotBeMadeComesWithAPath(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root may write anywhere")
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	err := Run(t.Context(), Options{Dir: t.TempDir(), Socket: filepath.Join(dir, "s")})
+	if err == nil || !strings.Contains(err.Error(), "permission denied; set socket to a path in a folder that this user may write, such as /") {
 		t.Error(err)
 	}
 }

@@ -80,7 +80,7 @@ func TestEngineThatBringsItsOwnKeysIsOneEngine(t *testing.T) {
 	check := func(name string, engines int, queried uint64) {
 		t.Helper()
 		es, rs, models := b.status(time.Now())
-		if len(es) != engines || len(rs) != 2*engines || len(models) != 1 || models[0].Engines != engines || models[0].sum.Leader.QueriedTokens != queried {
+		if len(es) != engines || len(rs) != 2*engines || len(models) != 1 || models[0].Engines != engines || models[0].Sum.Leader.QueriedTokens != queried {
 			t.Errorf("%s: %d engines, %d ranks, %+v", name, len(es), len(rs), models)
 		}
 	}

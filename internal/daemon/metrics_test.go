@@ -17,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/models"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/leader/sources"
 	"github.com/kvconn/kvconn/store/disk"
@@ -52,6 +53,7 @@ func example() *reading {
 		store:  disk.Stats{Records: 7},
 		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
 		models: []models.Totals{*m},
+		trace:  new(tracelog.Stats),
 		object: &ObjectStatus{Stats: object.Stats{Stats: bucket.Stats{
 			Requests: map[string]uint64{string(bucket.Put): 10, string(bucket.Get): 100}, Errors: map[string]uint64{"missing": 1},
 		}, Fetch: fetch.Stats{Failed: map[string]uint64{"timeout": 1}, Lost: map[string]uint64{"missing": 1}}, ObjectBytes: 73e9}},

@@ -67,12 +67,12 @@ func TestMetricsHaveTheFormThatIsAskedFor(t *testing.T) {
 		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited": "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited",
 	} {
 		for _, route := range d.routes() {
-			if route.pattern != "GET /metrics" {
+			if route.Pattern != "GET /metrics" {
 				continue
 			}
 			r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil), httptest.NewRecorder()
 			r.Header.Set("Accept", accept)
-			route.handler.ServeHTTP(w, r)
+			route.Handler.ServeHTTP(w, r)
 			if got := w.Header().Get("Content-Type"); w.Code != http.StatusOK || !strings.HasPrefix(got, want) {
 				t.Errorf("Accept %q: status %d, %q; want %q: %.300s", accept, w.Code, got, want, w.Body)
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/store/seal"
@@ -76,6 +77,8 @@ type Options struct {
 	Publish *publish.Options
 	// Object, if set, is the bucket that nodes share the cache through. Its loggers are set to this one.
 	Object *ObjectOptions
+	// Record, if set, is the trace that engines' requests are recorded in. Its logger is set to this one.
+	Record *tracelog.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
 	// Notify tells the service manager how the daemon does; nil if there is none.

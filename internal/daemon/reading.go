@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -36,6 +37,7 @@ type reading struct {
 	server  server.Stats     `metric:""`
 	health  health.State
 	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
+	trace   *tracelog.Stats    `metric:"trace_"`   // nil if no trace is recorded
 	object  *ObjectStatus      `metric:"object_"`  // nil without a bucket
 	opening *opening.Status    // nil once the store is open
 	gpus    []gpu.DeviceStatus `metric:"gpu_"` // empty without engines on GPUs
@@ -65,6 +67,7 @@ func (d *daemon) read(now time.Time) *reading {
 			counters.Add(&r.sum, &r.models[i].Sum)
 		}
 	}
+	r.trace = d.recorded()
 	r.health = d.health.State()
 	r.health.Opening = r.opening
 	return r

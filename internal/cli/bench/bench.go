@@ -26,6 +26,7 @@ type Cmd struct {
 	Load   loadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
 	Object objectCmd `cmd:"" help:"Measure the object tier's parts: uploads, fetching, look-ups, joining, requests."`
 	GPU    gpuCmd    `cmd:"" name:"gpu" help:"Measure copies to and from a GPU in engines' layouts, and what they cost a busy GPU."`
+	Engine engineCmd `cmd:"" help:"Measure any OpenAI endpoint: first tokens of new prompts, and of the same prompts asked again; compare two."`
 	Call   callCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
 	Server serverCmd `cmd:"" hidden:"" help:"The process of the server of bench object."`
 }

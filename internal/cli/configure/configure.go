@@ -23,6 +23,7 @@ type Cmd struct {
 	Show   showCmd   `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
 	Router routerCmd `cmd:"" help:"Print every setting and rank of the router and where its value comes from."`
 	VLLM   vllmCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
+	K8s    k8sCmd    `cmd:"" name:"k8s" help:"Print the patch that connects a Deployment of vLLM in Kubernetes."`
 	SGLang sglangCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
 }
 

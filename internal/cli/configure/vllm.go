@@ -17,6 +17,11 @@ import (
 // vllmCmd is `kvconnd config vllm`.
 type vllmCmd struct {
 	engineSocket
+	vllmSettings
+}
+
+// vllmSettings are the flags that decide about what vLLM is configured with.
+type vllmSettings struct {
 	Tier           bool         `name:"tier" help:"Go through vLLM's own offloading, which copies between GPU and host memory. For GPUs."`
 	RegionBytes    config.Bytes `name:"region-bytes" placeholder:"SIZE" help:"With --tier: host memory that vLLM takes, of all its ranks together (cpu_bytes_to_use). Default: an eighth of the memory, 512 MiB to 16 GiB."`
 	BlocksPerChunk int          `name:"blocks-per-chunk" placeholder:"N" help:"With --tier: vLLM's blocks that are kept as one (blocks_per_chunk). Default: 8."`
@@ -52,7 +57,7 @@ docs/vllm.md says which way to take.`
 }
 
 // Validate reports flags that need --tier.
-func (c *vllmCmd) Validate() error {
+func (c *vllmSettings) Validate() error {
 	if !c.Tier && (c.RegionBytes != 0 || c.BlocksPerChunk != 0 || c.Canonical) {
 		return errors.New("--region-bytes, --blocks-per-chunk and --canonical need --tier")
 	}
@@ -93,6 +98,16 @@ func (c *vllmCmd) Run(ctx context.Context, command *kong.Context, resolver *sett
 	if err != nil {
 		return err
 	}
+	b, err := c.json(socket)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(std.Out, "%s\n", b)
+	return err
+}
+
+// json is the value of --kv-transfer-config.
+func (c *vllmSettings) json(socket string) ([]byte, error) {
 	// vLLM's default policy ends a request whose load failed; a cache must cost hits only.
 	printed := vllmConfig{Role: "kv_both", LoadFailure: "recompute"}
 	if c.Tier {
@@ -102,15 +117,10 @@ func (c *vllmCmd) Run(ctx context.Context, command *kong.Context, resolver *sett
 		printed.Connector, printed.ModulePath = "KVConnConnector", "kvconn.vllm"
 		printed.Extra = map[string]string{"socket": socket}
 	}
-	b, err := json.Marshal(printed)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(std.Out, "%s\n", b)
-	return err
+	return json.Marshal(printed)
 }
 
-func (c *vllmCmd) offloading(socket string) vllmOffloading {
+func (c *vllmSettings) offloading(socket string) vllmOffloading {
 	o := vllmOffloading{
 		Spec: "TieringOffloadingSpec", RegionBytes: int64(c.RegionBytes), BlocksPerChunk: c.BlocksPerChunk, Canonical: c.Canonical,
 		Tiers: []vllmTier{{Type: "KVConnTier", ModulePath: "kvconn.vllm.tier", Socket: socket}},
