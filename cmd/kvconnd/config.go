@@ -135,14 +135,10 @@ func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std
 	s := config.Router(c.Router)
 	s.EnsureDefaults(hostmemory.AvailableBytes())
 	list := config.Settings(s, func(flag string) config.Source { return resolver.source(ctx, flag) })
-	for i, rank := range resolver.ranks {
-		list = append(list, config.Setting{
-			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: resolver.path},
-		})
-	}
+	list = append(list, resolver.lists.Settings(resolver.path)...)
 	err := printSettings(std.out, list, c.JSON)
 	_, misspelt := checkEnvironment(ctx)
-	if refused := errors.Join(misspelt, refusedRouter(&routerCmd{Router: s, fromFile: resolver.ranks})); refused != nil {
+	if refused := errors.Join(misspelt, refusedRouter(&routerCmd{Router: s, fromFile: resolver.lists})); refused != nil {
 		return errors.Join(err, fmt.Errorf("settings: %w", refused))
 	}
 	return err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -29,8 +28,8 @@ type (
 type settingsResolver struct {
 	path   string
 	values map[string]string
-	// ranks are those of a router's file.
-	ranks []json.RawMessage
+	// lists are those of a router's file.
+	lists config.Lists
 	// from are the flags that the file gave a value.
 	from map[string]bool
 }
@@ -78,7 +77,7 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) 
 	case flag.Target.Type() == reflect.TypeFor[configFile]():
 		r.values, _, err = config.ReadFile[config.Serve](r.path)
 	default:
-		r.values, r.ranks, err = config.ReadFile[config.Router](r.path)
+		r.values, r.lists, err = config.ReadFile[config.Router](r.path)
 	}
 	if err != nil {
 		return fileError{err}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/version"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -34,8 +34,8 @@ type routerCmd struct {
 	Config routerFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
 	config.Router
 
-	// fromFile are the ranks of the file.
-	fromFile []json.RawMessage
+	// fromFile are the ranks and the discovery of the file.
+	fromFile config.Lists
 	file     string
 }
 
@@ -46,9 +46,9 @@ func (*routerCmd) Help() string {
 accepted for another --drain-delay, and those under way may end, within --drain-timeout.`
 }
 
-// AfterApply takes the ranks of the file.
+// AfterApply takes the lists of the file.
 func (c *routerCmd) AfterApply(resolver *settingsResolver) error {
-	c.fromFile, c.file = resolver.ranks, resolver.path
+	c.fromFile, c.file = resolver.lists, resolver.path
 	return nil
 }
 
@@ -80,13 +80,17 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	if err != nil {
 		return service.Options{}, err
 	}
+	sources, err := discover.ParseAll(c.fromFile.Discovery, c.Discover)
+	if err != nil {
+		return service.Options{}, err
+	}
 	memory := hostmemory.AvailableBytes()
 	if c.EnsureDefaults(memory); int64(c.IndexBytes) > memory {
 		// It is taken as it is needed: the router would be killed later.
 		return service.Options{}, fmt.Errorf("index_bytes is %s: there are %s of memory, in this machine or container", c.IndexBytes, config.Bytes(memory))
 	}
 	o := service.Options{
-		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: version.Server(), Logger: log,
+		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Discovery: discover.Options{Sources: sources}, Policy: c.policy(), Version: version.Server(), Logger: log,
 		Route: route.Options{
 			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: inflight.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
 			PredictTTL: c.PredictTTL, ApproximateTTL: c.ApproximateTTL, MaxPromptTokens: c.MaxPromptTokens, Logger: log,
@@ -108,7 +112,7 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 
 // ranks are those of the file, then those of flags.
 func (c *routerCmd) ranks() (list []registry.Rank, err error) {
-	for i, b := range c.fromFile {
+	for i, b := range c.fromFile.Ranks {
 		r, err := registry.Parse(b)
 		if err != nil {
 			return nil, fmt.Errorf("%s: ranks[%d]: %w", cmp.Or(c.file, "file"), i, err)
@@ -187,6 +191,9 @@ func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
 					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
 				}
+			}
+			if i.HTTP != "" {
+				ro.Discovery.Node, ro.Discovery.NodeURL = localNode, "http://"+i.HTTP
 			}
 			return service.Run(ctx, ro)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -22,6 +23,7 @@ import (
 type server struct {
 	opts     *Options
 	router   timed
+	found    *discover.Discovery
 	proxy    *proxy.Proxy
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
@@ -77,6 +79,12 @@ func newServer(o *Options) (*server, error) {
 		MaxBodyBytes: o.MaxBodyBytes,
 	}
 	s.checks = newChecker(router, transport, o)
+	finds := o.Discovery
+	finds.Ranks, finds.Changed = router, s.checks.again
+	if s.found, err = discover.New(finds); err != nil {
+		router.Close()
+		return nil, err
+	}
 	s.proxy, err = proxy.New(proxy.Options{
 		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
@@ -112,6 +120,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	if s.opts.HealthInterval >= 0 {
 		checks.Go(func() { s.checks.run(checking) })
 	}
+	checks.Go(func() { s.found.Run(checking) })
 	st := s.router.Stats()
 	s.opts.Logger.Info("the router listens", "http", l.Addr().String(), "ranks", st.Ranks, "ready", st.Ready, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {
