@@ -162,8 +162,12 @@ func (d *Discovery) Stats() Stats {
 	return d.stats
 }
 
-// tick is how often ranks that leave or were refused are looked at.
-const tick = time.Second
+const (
+	// tick is how often ranks that leave or were refused are looked at, and ticks how many of them pass until all ranks are:
+	// somebody may have removed one.
+	tick  = time.Second
+	ticks = 10
+)
 
 // Run follows the sources until ctx ends. The ranks stay then.
 func (d *Discovery) Run(ctx context.Context) {
@@ -176,18 +180,23 @@ func (d *Discovery) Run(ctx context.Context) {
 	}
 	again := time.NewTicker(tick)
 	defer again.Stop()
-	for {
+	for passed := 0; ; {
+		due := false
 		select {
 		case <-ctx.Done():
 			return
 		case r := <-d.reports:
 			d.take(r)
+			due = r.listed
 		case <-again.C:
-			if len(d.refused) == 0 && d.Stats().Leaving == 0 {
-				continue
-			}
+			passed++
+			due = len(d.refused) > 0 || d.Stats().Leaving > 0 || passed%ticks == 0
 		}
-		d.reconcile(time.Now())
+		if due {
+			d.reconcile(time.Now())
+		} else {
+			d.count()
+		}
 	}
 }
 

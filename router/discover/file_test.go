@@ -172,8 +172,7 @@ func TestARankThatDoesNotFitIsRefused(t *testing.T) {
 	if _, err := f.Remove(f.Ranks()[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	write(t, path, "ranks: [{model: m, endpoint: 'http://b:1', block_size: 64}, {model: m, endpoint: 'http://c:1', block_size: 64}]\n")
-	f.wants("http://b:1", "http://c:1")
+	wait.For(t, "a rank that is found again", func() bool { return len(f.Ranks()) == 1 })
 }
 
 func TestAFileThatIsBeingWrittenIsNotUsed(t *testing.T) {
@@ -192,4 +191,17 @@ func TestAFileThatIsBeingWrittenIsNotUsed(t *testing.T) {
 	}
 	write(t, path, ranksAt("c"))
 	f.wants("http://c:1")
+}
+
+// A router beside a daemon gives its node to the ranks that have none.
+func TestRanksWithoutANodeGetTheRouters(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ranks.yaml")
+	write(t, path, "ranks: [{model: m, endpoint: 'http://a:1'}, {model: m, endpoint: 'http://b:1', node: n, node_url: 'http://n:1'}]\n")
+	f := discover(t, func(o *Options) { o.Node, o.NodeURL = "local", "http://127.0.0.1:9477" }, Source{File: path, Interval: fast})
+	f.wants("http://a:1", "http://b:1")
+	for _, r := range f.Ranks() {
+		if own := r.Endpoint == "http://a:1"; own != (r.NodeURL == "http://127.0.0.1:9477") || own != (r.Node == "local") {
+			t.Errorf("%+v", r.Rank)
+		}
+	}
 }

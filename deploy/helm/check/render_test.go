@@ -63,10 +63,16 @@ func load(t *testing.T) *chart.Chart {
 	return c
 }
 
+// kubeVersion is the oldest Kubernetes that the chart is for.
+func kubeVersion() chartutil.KubeVersion {
+	return chartutil.KubeVersion{Version: "v1.27.0", Major: "1", Minor: "27"}
+}
+
 // template does what `helm template` does.
 func template(c *chart.Chart, v values) (map[string]string, error) {
 	o := chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}
 	caps := chartutil.DefaultCapabilities.Copy()
+	caps.KubeVersion = kubeVersion()
 	if !chartutil.IsCompatibleRange(c.Metadata.KubeVersion, caps.KubeVersion.Version) {
 		return nil, fmt.Errorf("kubeVersion %s does not allow %s", c.Metadata.KubeVersion, caps.KubeVersion.Version)
 	}
