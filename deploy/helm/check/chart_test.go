@@ -82,7 +82,7 @@ func TestObjectsFitTogether(t *testing.T) {
 
 // given are the Secrets and ConfigMaps that testdata names and the user makes.
 func given() []string {
-	return []string{"Secret token", "Secret bucket", "Secret keys", "Secret engines", "ConfigMap bucket-ca"}
+	return []string{"Secret token", "Secret bucket", "Secret keys", "Secret engines", "ConfigMap bucket-ca", "ConfigMap ranks"}
 }
 
 func checkPod(t *testing.T, variant string, all objects, p *corev1.PodTemplateSpec) {
