@@ -60,7 +60,8 @@ func keysOf[S Serve | Router]() []string {
 // Key is the YAML key of a flag.
 func Key(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 
-// ReadFile reads a YAML file of the settings S: their values as text, by key, and the lists of a router. A key that the schema does not have is an error that names the nearest one.
+// ReadFile reads a YAML file of the settings S: their values as text, by key, and the lists of a router. A key that
+// the schema does not have is an error that names the nearest one.
 func ReadFile[S Serve | Router](path string) (values map[string]string, lists Lists, err error) {
 	b, err := readBounded(path)
 	if err == nil {

@@ -49,6 +49,9 @@ fsGroup: {{ int64 .Values.group }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvconn.containerSecurity" -}}
