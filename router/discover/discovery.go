@@ -114,7 +114,13 @@ type report struct {
 type state struct {
 	wanted map[string]registry.Rank
 	err    string // of the last try, empty if it worked
+	// logged is when an error of the source was logged last.
+	logged time.Time
 }
+
+// logPause is the least time between two log lines about a source that goes on failing. Errors of the network differ each
+// time, by a port.
+const logPause = time.Minute
 
 // sink takes the reports of one source.
 type sink struct {
@@ -224,7 +230,8 @@ func (d *Discovery) take(r report) {
 		d.mu.Unlock()
 	}
 	switch {
-	case text != "" && text != s.err:
+	case text != "" && (s.err == "" || text != s.err && time.Since(s.logged) >= logPause):
+		s.logged = time.Now()
 		d.opts.Logger.Warn("ranks cannot be looked for; those that were found stay", "source", name, "error", r.err, "ranks", len(s.wanted),
 			"remedy", "see docs/router.md, Discovery; it is tried again and again")
 	case text == "" && s.err != "":

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -216,3 +217,28 @@ func TestARankLeavesInTheEnd(t *testing.T) {
 
 // info is a rank of the router.
 type info = route.RankInfo
+
+// A source that fails in a new way each time does not fill the log.
+func TestASourceThatFailsIsLoggedSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		source := Source{File: "/r"}
+		source.EnsureDefaults()
+		d, err := New(Options{Sources: []Source{source}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 120 {
+			d.take(report{err: fmt.Errorf("no answer from port %d", 1000+i)})
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(log.String(), "no answer"); n != 2 {
+			t.Errorf("%d lines in two minutes", n)
+		}
+		d.take(report{})
+		d.take(report{err: fmt.Errorf("no answer again")})
+		if text := log.String(); strings.Count(text, "again") < 2 || d.Stats().Errors != 121 {
+			t.Errorf("%s\n%+v", text, d.Stats())
+		}
+	})
+}
