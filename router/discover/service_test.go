@@ -137,9 +137,23 @@ func (s *apiServer) set(change func()) {
 	change()
 }
 
+// asked is how many pages of lists, and how many watches were asked for.
+func (s *apiServer) asked() (lists, watches int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lists, s.watches
+}
+
 // endWatches ends all watches.
 func (s *apiServer) endWatches() {
 	s.set(func() { close(s.cut); s.cut = make(chan struct{}) })
+}
+
+// makesFail ends watches until a try fails: one that was asked for before may begin later.
+func (s *apiServer) makesFail(f found) {
+	s.t.Helper()
+	from := f.Discovery.Stats().Errors
+	wait.For(s.t, "a failed try", func() bool { s.endWatches(); return f.Discovery.Stats().Errors > from })
 }
 
 func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
@@ -258,8 +272,8 @@ func TestTheEndpointsOfAServiceAreRanks(t *testing.T) {
 	s.put("vllm", "vllm-6")
 	s.put("vllm", "vllm-1")
 	f.wants()
-	if s.lists != 3 { // pages
-		t.Errorf("%d requests for lists", s.lists)
+	if n, _ := s.asked(); n != 3 { // pages
+		t.Errorf("%d requests for lists", n)
 	}
 }
 
@@ -322,17 +336,15 @@ func TestAnAPIServerThatFailsKeepsTheRanks(t *testing.T) {
 		wait.For(t, what, func() bool { return slices.Equal(f.endpoints(), []string{fmt.Sprintf("http://10.0.0.%d:8000", next)}) })
 	}
 	// A watch that ends goes on where it was.
-	lists := s.lists
+	lists, _ := s.asked()
 	for range 3 {
-		watches := s.watches
+		_, watches := s.asked()
 		s.endWatches()
-		wait.For(t, "another watch", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watches > watches })
+		wait.For(t, "another watch", func() bool { _, n := s.asked(); return n > watches })
 	}
-	s.mu.Lock()
-	if s.lists != lists {
-		t.Errorf("%d lists for watches that ended in their time", s.lists-lists)
+	if n, _ := s.asked(); n != lists {
+		t.Errorf("%d lists for watches that ended in their time", n-lists)
 	}
-	s.mu.Unlock()
 	sees("a change after watches that ended")
 	// The version is gone.
 	s.set(func() { s.version++; s.oldest = s.version + 1; s.version += 2 })
@@ -346,9 +358,10 @@ func TestAnAPIServerThatFailsKeepsTheRanks(t *testing.T) {
 	sees("a change after another token")
 	for _, code := range []int{http.StatusForbidden, http.StatusInternalServerError, http.StatusTooManyRequests, http.StatusFound, http.StatusGone} {
 		s.set(func() { s.fail = code })
-		s.endWatches()
-		if code != http.StatusGone { // which is no failure
-			f.fails(1)
+		if code == http.StatusGone { // which is no failure
+			s.endWatches()
+		} else {
+			s.makesFail(f)
 		}
 		f.wants(fmt.Sprintf("http://10.0.0.%d:8000", next))
 		s.set(func() { s.fail = 0 })
@@ -364,8 +377,7 @@ func TestAnAPIServerThatFailsKeepsTheRanks(t *testing.T) {
 		if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
 			t.Fatal(err)
 		}
-		s.endWatches()
-		f.fails(1)
+		s.makesFail(f)
 		s.write(name, string(b))
 		sees("a change after a lost " + name)
 	}
