@@ -9,14 +9,14 @@ import (
 )
 
 func TestConfigRouterNamesTheSourceOfEveryValue(t *testing.T) {
-	file := routerFileOf(t, "policy: kv-aware\npredict_ttl: 3s\nmax_tries: 5\nranks: [{model: m, endpoint: \"http://a:1\"}]\n")
+	file := routerFileOf(t, "policy: kv-aware\npredict_ttl: 3s\nmax_tries: 5\nranks: [{model: m, endpoint: \"http://a:1\"}]\ndiscovery: [{file: /r}]\n")
 	t.Setenv("KVCONN_ROUTER_PREDICT_TTL", "2s")
 	t.Setenv("KVCONN_ROUTER_TOKEN", "hunter2")
 	got := settingsOf(t, "config", "router", "--config", file, "--max-tries", "7", "--json")
 	for key, want := range map[string]string{
 		"policy": "kv-aware | file " + file, "predict_ttl": "2s | environment KVCONN_ROUTER_PREDICT_TTL", "max_tries": "7 | flag --max-tries",
 		"request_ttl": "5m0s | default", "token": "******** | environment KVCONN_ROUTER_TOKEN",
-		"ranks[0]": `{"endpoint":"http://a:1","id":0,"model":"m"} | file ` + file,
+		"ranks[0]": `{"endpoint":"http://a:1","id":0,"model":"m"} | file ` + file, "discovery[0]": `{"file":"/r"} | file ` + file,
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
@@ -30,6 +30,8 @@ func TestConfigPrintsAndRefusesWhatARouterRefuses(t *testing.T) {
 		"set a token":            {"config", "router", "--http", "0.0.0.0:1"},
 		`policy "best"`:          {"config", "router", "--policy", "best"},
 		"model is empty":         {"config", "router", "--config", routerFileOf(t, "ranks: [{id: 1}]")},
+		"discovery[0]: want one": {"config", "router", "--config", routerFileOf(t, "discovery: [{}]")},
+		"discovery[1]: rank is":  {"config", "router", "--config", routerFileOf(t, "discovery: [{file: f}]"), "--discover", `{"dns": "d"}`},
 		"router: configuration":  {"config", "show", "--dir", "/d", "--router", "/nowhere"},
 		`router: policy "worst"`: {"config", "show", "--dir", "/d", "--router", routerFileOf(t, "policy: worst")},
 	} {

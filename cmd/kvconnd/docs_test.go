@@ -49,6 +49,8 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		"--pack", "--stand-in",
 		// integration/sglang/bench.py's
 		"--bursts", "--again",
+		// integration/vllm/e2e.py's
+		"--also",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

@@ -157,6 +157,9 @@ func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
 				}
 			}
+			if i.HTTP != "" {
+				ro.Discovery.Node, ro.Discovery.NodeURL = localNode, "http://"+i.HTTP
+			}
 			return service.Run(ctx, ro)
 		}
 	})

@@ -19,8 +19,29 @@ import (
 // maxFileBytes bounds a configuration file.
 const maxFileBytes = 1 << 20
 
-// ranksKey is the key of the list of ranks in a router's file, in place of the flag --rank.
-const ranksKey = "ranks"
+// The keys of the lists in a router's file, in place of the flags --rank and --discover.
+const (
+	ranksKey     = "ranks"
+	discoveryKey = "discovery"
+)
+
+// Lists are the entries of the lists in a router's file, each as JSON.
+type Lists struct {
+	Ranks, Discovery []json.RawMessage
+}
+
+// Settings lists the entries of the lists, which come from the file at path.
+func (l *Lists) Settings(path string) (all []Setting) {
+	for _, list := range []struct {
+		key     string
+		entries []json.RawMessage
+	}{{ranksKey, l.Ranks}, {discoveryKey, l.Discovery}} {
+		for i, entry := range list.entries {
+			all = append(all, Setting{Key: fmt.Sprintf("%s[%d]", list.key, i), Value: string(entry), From: Source{Kind: FromFile, Name: path}})
+		}
+	}
+	return all
+}
 
 // keysOf are the YAML keys of a schema in the sequence of the struct.
 func keysOf[S Serve | Router]() []string {
@@ -28,8 +49,10 @@ func keysOf[S Serve | Router]() []string {
 	for f := range fields(reflect.TypeFor[S]()) {
 		keys = append(keys, Key(f.Tag.Get("name")))
 	}
-	if i := slices.Index(keys, "rank"); i >= 0 {
-		keys[i] = ranksKey
+	for flag, list := range map[string]string{"rank": ranksKey, "discover": discoveryKey} {
+		if i := slices.Index(keys, flag); i >= 0 {
+			keys[i] = list
+		}
 	}
 	return keys
 }
@@ -37,17 +60,17 @@ func keysOf[S Serve | Router]() []string {
 // Key is the YAML key of a flag.
 func Key(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 
-// ReadFile reads a YAML file of the settings S: their values as text, by key, and the entries of a router's list
-// ranks, each as JSON. A key that the schema does not have is an error that names the nearest one.
-func ReadFile[S Serve | Router](path string) (values map[string]string, ranks []json.RawMessage, err error) {
+// ReadFile reads a YAML file of the settings S: their values as text, by key, and the lists of a router. A key that
+// the schema does not have is an error that names the nearest one.
+func ReadFile[S Serve | Router](path string) (values map[string]string, lists Lists, err error) {
 	b, err := readBounded(path)
 	if err == nil {
-		values, ranks, err = parse[S](b)
+		values, lists, err = parse[S](b)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("configuration file %s: %w", path, err)
+		return nil, Lists{}, fmt.Errorf("configuration file %s: %w", path, err)
 	}
-	return values, ranks, nil
+	return values, lists, nil
 }
 
 // readBounded reads a file of at most [maxFileBytes].
@@ -64,10 +87,10 @@ func readBounded(path string) ([]byte, error) {
 	return b, err
 }
 
-func parse[S Serve | Router](b []byte) (values map[string]string, ranks []json.RawMessage, err error) {
+func parse[S Serve | Router](b []byte) (values map[string]string, lists Lists, err error) {
 	nodes, err := parseNodes(b)
 	if err != nil {
-		return nil, nil, err
+		return nil, lists, err
 	}
 	known := keysOf[S]()
 	values = make(map[string]string, len(nodes))
@@ -77,7 +100,11 @@ func parse[S Serve | Router](b []byte) (values map[string]string, ranks []json.R
 		case !slices.Contains(known, key):
 			errs = append(errs, fmt.Errorf("unknown key %q%s", key, nearest.Hint(key, known)))
 		case key == ranksKey:
-			if ranks, err = parseRanks(&node); err != nil {
+			if lists.Ranks, err = parseList(key, &node); err != nil {
+				errs = append(errs, err)
+			}
+		case key == discoveryKey:
+			if lists.Discovery, err = parseList(key, &node); err != nil {
 				errs = append(errs, err)
 			}
 		case node.Kind != yaml.ScalarNode:
@@ -88,7 +115,7 @@ func parse[S Serve | Router](b []byte) (values map[string]string, ranks []json.R
 			values[key] = node.Value
 		}
 	}
-	return values, ranks, joined(errs)
+	return values, lists, joined(errs)
 }
 
 // parseNodes reads the keys of one YAML document.
@@ -118,23 +145,23 @@ func parseNodes(b []byte) (map[string]yaml.Node, error) {
 	return nodes, err
 }
 
-// parseRanks turns the list of ranks into JSON. A rank without an id gets its place in the list as its id.
-func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
+// parseList turns a list into JSON. A rank without an id gets its place in the list as its id.
+func parseList(key string, node *yaml.Node) ([]json.RawMessage, error) {
 	if node.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)
+		return nil, fmt.Errorf("line %d: %s wants a list", node.Line, key)
 	}
 	var list []json.RawMessage
 	for i, entry := range node.Content {
 		var fields map[string]any
 		if err := entry.Decode(&fields); err != nil || fields == nil {
-			return nil, fmt.Errorf("line %d: rank %d wants fields", entry.Line, i)
+			return nil, fmt.Errorf("line %d: %s[%d] wants fields", entry.Line, key, i)
 		}
-		if _, ok := fields["id"]; !ok {
+		if _, ok := fields["id"]; !ok && key == ranksKey {
 			fields["id"] = i
 		}
 		b, err := json.Marshal(fields)
 		if err != nil {
-			return nil, fmt.Errorf("line %d: rank %d: %w", entry.Line, i, err)
+			return nil, fmt.Errorf("line %d: %s[%d]: %w", entry.Line, key, i, err)
 		}
 		list = append(list, b)
 	}

@@ -48,18 +48,25 @@ func TestRouterSettingsThatCannotWorkAreNamed(t *testing.T) {
 }
 
 func TestRouterFileHasSettingsAndRanks(t *testing.T) {
-	values, ranks, err := ReadFile[Router](write(t, `
+	values, lists, err := ReadFile[Router](write(t, `
 http: 127.0.0.1:0
 predict_ttl: 3s
 ranks:
   - {model: m, endpoint: "http://a:1", events: {endpoint: "tcp://a:5557"}}
   - {id: 7, model: m, endpoint: "http://b:1"}
+discovery:
+  - {file: /etc/kvconn/ranks.yaml, interval: 2s}
+  - {dns: engines, rank: {model: m, endpoint: "http://{address}:1"}}
 `))
+	ranks := lists.Ranks
 	if err != nil || values["predict_ttl"] != "3s" || len(values) != 2 || len(ranks) != 2 {
 		t.Fatalf("%v %s %v", values, ranks, err)
 	}
 	if string(ranks[0]) != `{"endpoint":"http://a:1","events":{"endpoint":"tcp://a:5557"},"id":0,"model":"m"}` || !strings.Contains(string(ranks[1]), `"id":7`) {
 		t.Errorf("%s", ranks)
+	}
+	if len(lists.Discovery) != 2 || string(lists.Discovery[0]) != `{"file":"/etc/kvconn/ranks.yaml","interval":"2s"}` {
+		t.Errorf("%s", lists.Discovery)
 	}
 }
 
@@ -69,6 +76,8 @@ func TestRouterFileErrorsSayWhatToDo(t *testing.T) {
 		"rank: x":                  `did you mean "ranks"?`,
 		"ranks: x":                 "ranks wants a list",
 		"ranks: [x]":               "wants fields",
+		"discovery: {}":            "discovery wants a list",
+		"discovery: [x]":           "discovery[0] wants fields",
 		"policy: [a]":              "single value",
 		"policy:":                  "no value",
 		"http: a\n---\nhttp: b":    "more than one document",

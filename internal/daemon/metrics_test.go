@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/tracelog"
@@ -51,6 +52,7 @@ func example() *reading {
 	r := &reading{
 		gpus:   []gpu.DeviceStatus{{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Running: true, Starts: 1}},
 		store:  disk.Stats{Records: 7},
+		held:   []contents.Model{{Model: "m", Namespaces: 1, Records: 7, Bytes: 7 << 12}},
 		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
 		models: []models.Totals{*m},
 		trace:  new(tracelog.Stats),

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,9 @@ const (
 	RunbookDoc      = "docs/runbook.md"
 	MetricsDoc      = "docs/metrics.md"
 )
+
+// chartFolder has the copies that the Helm chart installs.
+const chartFolder = "deploy/helm/kvconn/monitoring/"
 
 // tablesBegin begins the part of docs/metrics.md that is made.
 const tablesBegin = "<!-- From here on made by go generate ./internal/monitoring. -->\n"
@@ -48,10 +52,12 @@ func Files(root string) (map[string][]byte, error) {
 	if !found {
 		return nil, errors.New("monitoring: docs/metrics.md does not say where the tables begin")
 	}
-	return map[string][]byte{
-		DaemonDashboard: perNode, RouterDashboard: routers, AlertRules: alerts, RunbookDoc: runbook(Alerts()),
-		MetricsDoc: append(bytes.Clone(byHand), tables()...),
-	}, nil
+	files := map[string][]byte{DaemonDashboard: perNode, RouterDashboard: routers, AlertRules: alerts}
+	for path, b := range maps.Clone(files) { // a chart holds all that it installs
+		files[chartFolder+filepath.Base(path)] = b
+	}
+	files[RunbookDoc], files[MetricsDoc] = runbook(Alerts()), append(bytes.Clone(byHand), tables()...)
+	return files, nil
 }
 
 // Write writes the files that are made below the repository's root.

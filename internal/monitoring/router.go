@@ -47,7 +47,7 @@ func Router() []Group {
 		{
 			Title: "Ranks", Question: "Which ranks get requests, and does the router know what they have?",
 			Names:    []string{"kvconn_router_ranks", "kvconn_router_ranks_ready", "kvconn_router_rank_ready", "kvconn_router_event_feeds", "kvconn_router_residency_feeds"},
-			Prefixes: []string{"kvconn_router_index_"},
+			Prefixes: []string{"kvconn_router_index_", "kvconn_router_discover"},
 			Panels: []Panel{
 				{Title: "Ranks", Unit: Count, Queries: []Query{{"max(kvconn_router_ranks)", "registered"}, {"min(kvconn_router_ranks_ready)", "ready"}}},
 				{Title: "Feeds of engines' KV events", Unit: Count, Stacked: true, Queries: []Query{{"max by (state) (kvconn_router_event_feeds)", "{{state}}"}}},

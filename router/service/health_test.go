@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -64,11 +65,11 @@ func TestAnEngineThatWasNeverReachedIsLogged(t *testing.T) {
 // A store whose blocks have another size is no use, and that is said where people look.
 func TestAStoreOfAnotherBlockSizeIsAHealthReason(t *testing.T) {
 	st := route.Stats{Ranks: 1, Ready: 1, Stores: []feed.ResidencyStats{{Namespaces: 1, MismatchedBlockSize: 1}}}
-	if h := health(&st); !h.OK {
+	if h := health(&st, new(discover.Stats)); !h.OK {
 		t.Errorf("one of its namespaces counts: %+v", h)
 	}
 	st.Stores[0].Namespaces = 0
-	if h := health(&st); h.OK || h.Reasons[0].Code != "store_refused" {
+	if h := health(&st, new(discover.Stats)); h.OK || h.Reasons[0].Code != "store_refused" {
 		t.Errorf("none counts: %+v", h)
 	}
 }

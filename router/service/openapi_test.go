@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
@@ -71,7 +72,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 		"RankList": reflect.TypeFor[RankList](), "Removal": reflect.TypeFor[Removal](), "PrefixAnswer": reflect.TypeFor[PrefixAnswer](),
 		"RankPrefix": reflect.TypeFor[route.Prefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
 		"Health": reflect.TypeFor[Health](), "HealthReason": reflect.TypeFor[HealthReason](), "Readiness": reflect.TypeFor[Readiness](),
-		"Status": reflect.TypeFor[Status](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[proxy.Stats](),
+		"Status": reflect.TypeFor[Status](), "DiscoveryStatus": reflect.TypeFor[discover.Stats](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[proxy.Stats](),
 		"History": reflect.TypeFor[history.Answer](), "RecentDecision": reflect.TypeFor[RecentDecision](), "RecentDecisions": reflect.TypeFor[RecentDecisions](),
 	}
 	for name, s := range schemas {
@@ -134,5 +135,5 @@ func TestOpenAPIReferencesExistAndCodesAreNamed(t *testing.T) {
 }
 
 func healthCodes() []string {
-	return []string{"no_ranks", "no_rank_ready", "feed_refused", "store_refused"}
+	return []string{"no_ranks", "no_rank_ready", "feed_refused", "store_refused", "discovery_failing"}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
@@ -24,8 +25,9 @@ type Options struct {
 	// Policy decides, Route is the rest of the decisions' options.
 	Policy byname.Options
 	Route  route.Options
-	// Ranks are those known from the beginning.
-	Ranks []registry.Rank
+	// Ranks are those known from the beginning, Discovery finds others.
+	Ranks     []registry.Rank
+	Discovery discover.Options
 	// HealthPath is requested from every endpoint each HealthInterval, within HealthTimeout. One that fails
 	// is checked again after HealthBackoff, then after twice as long, up to ten seconds. Defaults /health,
 	// 5 s, 3 s and 500 ms; a negative interval means no checks: all ranks count as ready.
@@ -74,6 +76,10 @@ func (o *Options) EnsureDefaults() {
 	if o.Route.Logger == nil {
 		o.Route.Logger = o.Logger
 	}
+	if o.Discovery.Logger == nil {
+		o.Discovery.Logger = o.Logger
+	}
+	o.Discovery.EnsureDefaults()
 	o.Route.AssumeReady = o.HealthInterval < 0
 	o.Route.EnsureDefaults()
 }
@@ -91,5 +97,5 @@ func (o *Options) Validate() error {
 		return errors.New("service: the health path must begin with /")
 	}
 	_, err := byname.New(o.Policy)
-	return errors.Join(err, proxy.CheckKey(o.EngineKey), o.Route.Validate())
+	return errors.Join(err, proxy.CheckKey(o.EngineKey), o.Route.Validate(), o.Discovery.Validate())
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -25,6 +26,7 @@ type server struct {
 	opts     *Options
 	router   timed
 	times    *observe.Requests
+	found    *discover.Discovery
 	proxy    *proxy.Proxy
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
@@ -81,6 +83,12 @@ func newServer(o *Options) (*server, error) {
 		MaxBodyBytes: o.MaxBodyBytes,
 	}
 	s.checks = newChecker(router, transport, o)
+	finds := o.Discovery
+	finds.Ranks, finds.Changed = router, s.checks.again
+	if s.found, err = discover.New(finds); err != nil {
+		router.Close()
+		return nil, err
+	}
 	s.proxy, err = proxy.New(proxy.Options{
 		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check, Observer: s.times,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
@@ -118,6 +126,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 		checks.Go(func() { s.checks.run(checking) })
 	}
 	checks.Go(func() { s.history.Run(checking) })
+	checks.Go(func() { s.found.Run(checking) })
 	st := s.router.Stats()
 	s.opts.Logger.Info("the router listens", "http", l.Addr().String(), "ranks", st.Ranks, "ready", st.Ready, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/route"
@@ -28,7 +29,7 @@ type Health struct {
 
 // HealthReason is one thing that is wrong.
 type HealthReason struct {
-	// Code is no_ranks, no_rank_ready, feed_refused or store_refused.
+	// Code is no_ranks, no_rank_ready, feed_refused, store_refused or discovery_failing.
 	Code string `json:"code"`
 	// Detail says what was seen, Remedy what a person can do.
 	Detail string `json:"detail"`
@@ -36,7 +37,7 @@ type HealthReason struct {
 }
 
 // health judges the router by its figures.
-func health(st *route.Stats) Health {
+func health(st *route.Stats, found *discover.Stats) Health {
 	h := Health{Reasons: []HealthReason{}}
 	switch {
 	case st.Ranks == 0:
@@ -60,13 +61,18 @@ func health(st *route.Stats) Health {
 			break
 		}
 	}
+	if found.Failing > 0 {
+		h.Reasons = append(h.Reasons, HealthReason{
+			"discovery_failing", "ranks cannot be looked for: " + strings.Join(found.Why, "; "), "the ranks found last stay; mend the source that is named, it is tried again",
+		})
+	}
 	h.OK = len(h.Reasons) == 0
 	return h
 }
 
 func (s *server) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	st := s.router.Stats()
-	h := health(&st)
+	st, found := s.router.Stats(), s.found.Stats()
+	h := health(&st, &found)
 	httpserve.WriteJSON(w, okIf(h.OK), h, "")
 }
 
@@ -100,6 +106,8 @@ type Status struct {
 	Draining bool     `json:"draining"`
 	Health   Health   `json:"health" metric:""`
 	route.Stats
+	// Discovery are the figures of the ranks that were looked for.
+	Discovery discover.Stats `json:"discovery" metric:""`
 	// Index are the prefix index's figures, Proxy those of the completions forwarded.
 	Index IndexStatus `json:"index" metric:"index_"`
 	Proxy proxy.Stats `json:"proxy" metric:""`
@@ -123,7 +131,7 @@ type IndexStatus struct {
 
 // status is a reading of all figures.
 func (s *server) status() *Status {
-	st := s.router.Stats()
+	st, found := s.router.Stats(), s.found.Stats()
 	models := s.router.Models()
 	if models == nil {
 		models = []string{}
@@ -138,7 +146,7 @@ func (s *server) status() *Status {
 	return &Status{
 		RankReady: ready,
 		Version:   s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
-		Draining: s.draining.Load(), Health: health(&st), Stats: st, Proxy: s.proxy.Stats(),
+		Draining: s.draining.Load(), Health: health(&st, &found), Stats: st, Discovery: found, Proxy: s.proxy.Stats(),
 		Index: IndexStatus{
 			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
 			EvictedBlocks: st.Index.EvictedBlocks, Predicted: st.Index.Predicted,

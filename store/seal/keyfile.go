@@ -19,12 +19,14 @@ const (
 	maxFileBytes = 64 << 10
 	maxKeys      = 64
 	// othersMode are the bits of a mode that a key file must not have: it is for its owner alone,
-	// and no program.
+	// and no program. groupMode is the one that root's files may have.
 	othersMode fs.FileMode = 0o177
+	groupMode  fs.FileMode = 0o040
 )
 
 // Load reads a key file. Each line is a key; empty lines, and lines that begin with '#', are passed
-// over. The first key seals. The file must be a regular one with mode 0600 or 0400. Errors say what
+// over. The first key seals. The file must be a regular one with mode 0600 or 0400; one of root's may be readable by
+// its group, too, where the process is another user's: so Kubernetes mounts a Secret. Errors say what
 // to do, and never show any of its content.
 func Load(file string) (*Ring, error) {
 	// A pipe must not make the daemon wait for a writer.
@@ -40,7 +42,7 @@ func Load(file string) (*Ring, error) {
 	if err != nil {
 		return nil, fmt.Errorf("key file: %w", err)
 	}
-	if err := checkFile(file, info); err != nil {
+	if err := checkFile(file, info, os.Geteuid()); err != nil {
 		return nil, err
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
@@ -60,12 +62,17 @@ func Load(file string) (*Ring, error) {
 	return r, nil
 }
 
-// checkFile refuses what others may read, and what is no file.
-func checkFile(file string, info fs.FileInfo) error {
+// checkFile refuses what others may read, and what is no file. user is the process's.
+func checkFile(file string, info fs.FileInfo, user int) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("key file %s is not a regular file", file)
 	}
-	if mode := info.Mode().Perm(); mode&othersMode != 0 {
+	forbidden := othersMode
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && s.Uid == 0 && user != 0 {
+		// The process can read it by its group alone: root gave it to that group.
+		forbidden &^= groupMode
+	}
+	if mode := info.Mode().Perm(); mode&forbidden != 0 {
 		return fmt.Errorf("key file %s has mode %04o, and must be its owner's alone: run chmod 600 %s, and make new keys if others may have read it", file, mode, file)
 	}
 	if info.Size() > maxFileBytes {

@@ -44,6 +44,38 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// rootsFile describes a file of a user.
+type rootsFile struct {
+	fs.FileInfo
+	owner uint32
+	mode  fs.FileMode
+}
+
+func (f rootsFile) Mode() fs.FileMode { return f.mode }
+func (f rootsFile) Sys() any          { return &syscall.Stat_t{Uid: f.owner} }
+func (f rootsFile) Size() int64       { return 1 }
+
+// Kubernetes mounts a Secret as files of root and of the pod's group, for which the daemon's user needs no root.
+func TestAFileOfRootMayBeItsGroups(t *testing.T) {
+	for _, c := range []struct {
+		owner uint32
+		user  int
+		mode  fs.FileMode
+		good  bool
+	}{
+		{0, 1000, 0o440, true}, {0, 1000, 0o640, true}, {0, 1000, 0o400, true},
+		{0, 0, 0o440, false},                                                      // root needs no group
+		{1000, 1000, 0o440, false},                                                // its own
+		{1001, 1000, 0o440, false},                                                // another user's
+		{0, 1000, 0o444, false}, {0, 1000, 0o460, false}, {0, 1000, 0o450, false}, // more than to be read
+		{1000, 1000, 0o600, true}, {1000, 1000, 0o400, true}, {0, 1000, fs.ModeDevice, false}, // as ever
+	} {
+		if err := checkFile("keys", rootsFile{owner: c.owner, mode: c.mode}, c.user); (err == nil) != c.good {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 // goldenKeyID is the beginning of the SHA-256 of "kvconn/key-id/1" and the bytes 0 to 31.
 const goldenKeyID = "230f3db5"
 

@@ -121,14 +121,11 @@ func (c *routerCmd) Run(ctx *kong.Context, resolver *settings.Resolver, std *ter
 	s := config.Router(c.Router)
 	s.EnsureDefaults(hostmemory.AvailableBytes())
 	list := config.Settings(s, func(flag string) config.Source { return resolver.Source(ctx, flag) })
-	for i, rank := range resolver.Ranks() {
-		list = append(list, config.Setting{
-			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: resolver.Path()},
-		})
-	}
+	lists := resolver.Lists()
+	list = append(list, lists.Settings(resolver.Path())...)
 	err := printSettings(std.Out, list, c.JSON)
 	_, misspelt := settings.CheckEnvironment(ctx)
-	if refused := errors.Join(misspelt, routing.New(s, resolver.Ranks()).Refused()); refused != nil {
+	if refused := errors.Join(misspelt, routing.New(s, resolver.Lists()).Refused()); refused != nil {
 		return errors.Join(err, fmt.Errorf("settings: %w", refused))
 	}
 	return err

@@ -4,7 +4,6 @@ package routing
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/version"
+	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -35,8 +35,8 @@ type Cmd struct {
 	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
 	config.Router
 
-	// fromFile are the ranks of the file.
-	fromFile []json.RawMessage
+	// fromFile are the ranks and the discovery of the file.
+	fromFile config.Lists
 	file     string
 }
 
@@ -47,9 +47,9 @@ func (*Cmd) Help() string {
 accepted for another --drain-delay, and those under way may end, within --drain-timeout.`
 }
 
-// AfterApply takes the ranks of the file.
+// AfterApply takes the lists of the file.
 func (c *Cmd) AfterApply(resolver *settings.Resolver) error {
-	c.fromFile, c.file = resolver.Ranks(), resolver.Path()
+	c.fromFile, c.file = resolver.Lists(), resolver.Path()
 	return nil
 }
 
@@ -81,13 +81,17 @@ func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 	if err != nil {
 		return service.Options{}, err
 	}
+	sources, err := discover.ParseAll(c.fromFile.Discovery, c.Discover)
+	if err != nil {
+		return service.Options{}, err
+	}
 	memory := hostmemory.AvailableBytes()
 	if c.EnsureDefaults(memory); int64(c.IndexBytes) > memory {
 		// It is taken as it is needed: the router would be killed later.
 		return service.Options{}, fmt.Errorf("index_bytes is %s: there are %s of memory, in this machine or container", c.IndexBytes, config.Bytes(memory))
 	}
 	o := service.Options{
-		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: version.Server(), Logger: log,
+		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Discovery: discover.Options{Sources: sources}, Policy: c.policy(), Version: version.Server(), Logger: log,
 		Route: route.Options{
 			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: inflight.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
 			PredictTTL: c.PredictTTL, ApproximateTTL: c.ApproximateTTL, MaxPromptTokens: c.MaxPromptTokens, Logger: log,
@@ -110,7 +114,7 @@ func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 
 // ranks are those of the file, then those of flags.
 func (c *Cmd) ranks() (list []registry.Rank, err error) {
-	for i, b := range c.fromFile {
+	for i, b := range c.fromFile.Ranks {
 		r, err := registry.Parse(b)
 		if err != nil {
 			return nil, fmt.Errorf("%s: ranks[%d]: %w", cmp.Or(c.file, "file"), i, err)
@@ -154,8 +158,8 @@ func Read(file string) (*Cmd, error) {
 	return &alone.Router, err
 }
 
-// New is the command with these settings, and ranks from a file.
-func New(s config.Router, ranks []json.RawMessage) *Cmd { return &Cmd{Router: s, fromFile: ranks} }
+// New is the command with these settings, and lists from a file.
+func New(s config.Router, lists config.Lists) *Cmd { return &Cmd{Router: s, fromFile: lists} }
 
 // Refused is why a router would not start with its settings.
 func (c *Cmd) Refused() error {

@@ -4,7 +4,6 @@ package settings
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -31,8 +30,8 @@ type (
 type Resolver struct {
 	path   string
 	values map[string]string
-	// ranks are those of a router's file.
-	ranks []json.RawMessage
+	// lists are those of a router's file.
+	lists config.Lists
 	// from are the flags that the file gave a value.
 	from map[string]bool
 }
@@ -80,7 +79,7 @@ func (r *Resolver) read(ctx *kong.Context, flag *kong.Flag) (err error) {
 	case flag.Target.Type() == reflect.TypeFor[File]():
 		r.values, _, err = config.ReadFile[config.Serve](r.path)
 	default:
-		r.values, r.ranks, err = config.ReadFile[config.Router](r.path)
+		r.values, r.lists, err = config.ReadFile[config.Router](r.path)
 	}
 	if err != nil {
 		return FileError{err}
@@ -91,8 +90,8 @@ func (r *Resolver) read(ctx *kong.Context, flag *kong.Flag) (err error) {
 // Path is the file that values came from, "" if there was none.
 func (r *Resolver) Path() string { return r.path }
 
-// Ranks are those of a router's file.
-func (r *Resolver) Ranks() []json.RawMessage { return r.ranks }
+// Lists are those of a router's file.
+func (r *Resolver) Lists() config.Lists { return r.lists }
 
 // FileError is about the file as a whole, not about the flag that happened to ask for it.
 type FileError struct{ error }

@@ -1,0 +1,94 @@
+package discover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Resolver finds the addresses of a name; network is "ip". [net.Resolver] is one.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+const (
+	// lookupTimeout bounds one look-up.
+	lookupTimeout = 5 * time.Second
+	// emptyAfter is how long a name has to be unknown before that counts as a list without engines. A name server that
+	// starts, or is asked through a broken path, also says that a name is unknown.
+	emptyAfter = time.Minute
+)
+
+// watchDNS resolves a name again and again.
+func watchDNS(ctx context.Context, s *Source, resolver Resolver, to sink) {
+	var unknownSince time.Time
+	for {
+		found, err := lookUp(ctx, resolver, s.DNS)
+		missing := new(net.DNSError)
+		switch now := time.Now(); {
+		case err == nil:
+			unknownSince = time.Time{}
+			places := make([]place, len(found))
+			for i, a := range found {
+				places[i].address = a.String()
+			}
+			to.found(s.expandAll(places))
+		case errors.As(err, &missing) && missing.IsNotFound:
+			if unknownSince.IsZero() {
+				unknownSince = now
+			}
+			if now.Sub(unknownSince) >= emptyAfter {
+				to.found(nil, err)
+			} else {
+				to.failed(err)
+			}
+		default:
+			unknownSince = time.Time{}
+			to.failed(err)
+		}
+		if !sleep(ctx, time.Duration(s.Interval)) {
+			return
+		}
+	}
+}
+
+// lookUp returns a name's addresses, sorted. An engine that has addresses of both families is one: if there are IPv4
+// addresses, the others are left out.
+func lookUp(ctx context.Context, resolver Resolver, name string) ([]netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	all, err := resolver.LookupNetIP(ctx, "ip", name)
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s: %w", name, err)
+	}
+	var four, six []netip.Addr
+	for _, a := range all {
+		if a = a.Unmap(); a.Is4() {
+			four = append(four, a)
+		} else {
+			six = append(six, a)
+		}
+	}
+	if len(four) > 0 {
+		six = nil
+	}
+	found := slices.Concat(four, six)
+	slices.SortFunc(found, netip.Addr.Compare)
+	return slices.Compact(found), nil
+}
+
+// sleep waits; ok is false if the context ended.
+func sleep(ctx context.Context, d time.Duration) (ok bool) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
