@@ -128,3 +128,22 @@ func TestRanksKeepTheirHistory(t *testing.T) {
 		t.Errorf("balance %v, and %v without the first rank", before, after)
 	}
 }
+
+// Where nothing new comes for long, what GPUs took in fades to nothing, and still no number is infinite.
+func TestPromptsThatBringNothingNewLeaveFiniteScores(t *testing.T) {
+	s := measured(2)
+	p := policy.NewCost(policy.CostOptions{})
+	policytest.Place(p, s, policytest.Prompt(1, 9000, s, 0))
+	for range 40000 {
+		policytest.Place(p, s, policytest.Prompt(1, 9000, s, 9000, 9000))
+	}
+	for range 2 {
+		r := policytest.Prompt(1, 9000, s, 8000)
+		r.Explain = true
+		for _, score := range policytest.Place(p, s, r).Scores {
+			if !(score.Total >= 0 && score.Total < 10) {
+				t.Errorf("%+v", score)
+			}
+		}
+	}
+}

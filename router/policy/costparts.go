@@ -43,10 +43,10 @@ func (p *Cost) align(s *State) {
 	}
 	p.mean = sum / float64(max(ready, 1))
 	p.overMean, p.back = 0, 0
-	if p.mean > 0 {
+	if positive(p.mean) { // where no prompt brings anything new for long, it fades away
 		p.overMean = 1 / p.mean
 	}
-	if p.inserted > 0 {
+	if positive(p.inserted) {
 		p.back = min(p.returned/p.inserted, 1)
 	}
 }
@@ -67,7 +67,7 @@ func (p *Cost) learn(r *Request, i int) {
 	p.returned = times(p.returned, keep) + float64(max(min(usable, tokens)-inGPU, 0))
 	keep = 1 - 1/times(takenRequests, ranks)
 	for at := range p.taken {
-		if p.mean == 0 { // the first one must not make its rank look worse than all others
+		if p.overMean == 0 { // the first one must not make its rank look worse than all others
 			p.taken[at].tokens = float64(r.Tokens)
 		}
 		p.taken[at].tokens = times(p.taken[at].tokens, keep)
@@ -100,7 +100,7 @@ func (p *Cost) parts(s *State, r *Request, i int, c *costParts) {
 	}
 	// How fast blocks are pushed out of this GPU, compared with others.
 	pressure := 1.0
-	if p.mean > 0 {
+	if p.overMean > 0 {
 		pressure = times(p.taken[i].tokens, p.overMean)
 	}
 	if p.back > 0 {
