@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/kvconn/kvconn/router/replay"
 	"github.com/kvconn/kvconn/router/replay/agents"
@@ -118,12 +119,32 @@ func (r *Row) Worse() (mean, p95 float64) {
 	return last.TTFT.Mean/bestMean - 1, last.TTFT.P95/bestP95 - 1
 }
 
-// String is the row of a table: the cell, mean and 95th percentile of the best other policy and of the last one, in seconds.
+// much is by how much a policy may be worse than the best other one.
+const much = 0.1
+
+// String is the row of a table: the cell, mean / 95th percentile of the best other policy and of the last one, in seconds,
+// in bold type where that one is worse by more than 10%.
 func (r *Row) String() string {
-	c, last := &r.Cell, r.Results[len(r.Results)-1]
+	c, last, mark := &r.Cell, r.Results[len(r.Results)-1], ""
+	if mean, p95 := r.Worse(); mean > much || p95 > much {
+		mark = "**"
+	}
 	mean, p95 := r.best()
-	return fmt.Sprintf("| %.0f KiB | %.0f GB/s | %d | %d | %g | %.2f / %.2f | %.2f / %.2f |", c.BytesPerToken/1024, c.DiskBytesPerS/1e9, c.Nodes, c.GPUBlocks, c.Load,
-		mean, p95, last.TTFT.Mean, last.TTFT.P95)
+	return fmt.Sprintf("| %.0f KiB | %.0f GB/s | %d | %d | %g | %s / %s | %s%s / %s%s |", c.BytesPerToken/1024, c.DiskBytesPerS/1e9, c.Nodes, c.GPUBlocks, c.Load,
+		short(mean), short(p95), mark, short(last.TTFT.Mean), short(last.TTFT.P95), mark)
+}
+
+// short writes seconds with three digits.
+func short(s float64) string {
+	switch {
+	case s >= 99.95:
+		return fmt.Sprintf("%.0f", s)
+	case s >= 9.995:
+		return fmt.Sprintf("%.1f", s)
+	case s >= 0.9995:
+		return fmt.Sprintf("%.2f", s)
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
 }
 
 // best returns the least mean and the least 95th percentile of all policies but the last.
