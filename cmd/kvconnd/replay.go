@@ -16,10 +16,11 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/kvsize"
 	"github.com/kvconn/kvconn/router/replay"
+	"github.com/kvconn/kvconn/router/replay/agents"
 )
 
 type replayCmd struct {
-	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids; packed by gzip or not. - for standard input."`
+	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids; packed by gzip or not. - for standard input. agents:load=0.9,agents=32 generates agents with growing contexts (docs/replay.md)."`
 
 	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost (default: all these), or any other that the router knows: serve-kv-aware, published/NAME, first-turn/NAME, conversation/NAME."`
 	BlockTokens   int           `name:"block-tokens" default:"512" placeholder:"N" help:"Tokens of a block in the trace (default 512)."`
@@ -58,10 +59,9 @@ type replayCmd struct {
 // Help is shown below the command's summary.
 func (*replayCmd) Help() string {
 	return `Runs a recorded trace through a model of ranks with GPU caches, the disks of their nodes
-and an object tier, once with each routing policy. Prints hit rates by tier, how evenly
-the work is spread, the estimated time to first token, and the hit rate of every size of
-disk: what size to buy. Nothing is loaded, computed or written; equal flags give equal
-results. docs/replay.md describes the model, the trace format and how to size a disk.`
+and an object tier, once with each routing policy. Prints hit rates by tier, how evenly the work is spread, the estimated
+time to first token, and the hit rate of every size of disk: what size to buy. Nothing is loaded, computed or written;
+equal flags give equal results. docs/replay.md describes the model, the trace format and how to size a disk.`
 }
 
 // Run replays the trace and prints the report.
@@ -141,6 +141,9 @@ func (c *replayCmd) check() error {
 }
 
 func (c *replayCmd) read(ctx context.Context, std *terminal.Streams) (*replay.Trace, error) {
+	if strings.HasPrefix(c.Trace, agents.Prefix) {
+		return agents.FromText(c.Trace, c.options(), c.BlockTokens)
+	}
 	in, name := &traceReader{ctx: ctx, in: std.In, bar: terminal.NewProgress(std.Err, "reading")}, "standard input"
 	if c.Trace != "-" {
 		f, err := os.Open(c.Trace)

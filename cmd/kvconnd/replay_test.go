@@ -39,6 +39,16 @@ func TestReplayPrintsReportJSONAndPlot(t *testing.T) {
 	}
 }
 
+func TestReplayGeneratesAgents(t *testing.T) {
+	status, out, errs := kvconnd("replay", "agents:load=0.5,requests=40,agents=4", "--policies", "cost", "--nodes", "2")
+	if status != 0 || !strings.Contains(out, "Trace: 40 requests") {
+		t.Errorf("status %d, %s%s", status, out, errs)
+	}
+	if status, _, errs = kvconnd("replay", "agents:speed=3"); status == 0 || !strings.Contains(errs, "speed=3") {
+		t.Errorf("status %d, %s", status, errs)
+	}
+}
+
 // The defaults of the flags are those of the package.
 func TestReplayDefaults(t *testing.T) {
 	status, out, _ := kvconnd("replay", smallTrace, "--json")
@@ -77,7 +87,7 @@ func TestReplayFlagsAreTheSetup(t *testing.T) {
 	want := replay.Options{
 		Ranks: 4, Nodes: 2, GPUBlocks: 11, DiskBlocks: 12, ObjectBlocks: 13, PrefillTokensPerS: 14, BytesPerToken: 15, DiskBytesPerS: 16, ObjectBytesPerS: 17,
 		SaveBytesPerS: 18e6, DiskDelay: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
-		Speed: 23, Spread: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
+		PredictTTL: 5, Speed: 23, Spread: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
 	}
 	if r.Setup != want {
 		t.Errorf("%+v\nwant %+v", r.Setup, want)

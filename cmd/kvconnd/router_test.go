@@ -81,7 +81,7 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 	}
 	if _, err := p.Parse([]string{
 		"router", "--http", "127.0.0.1:1", "--engine-key", "key", "--policy", "conversation/cost", "--placement", "least-tokens", "--beta", "2", "--match-rate", "0.3",
-		"--decode-weight", "4", "--balance-weight", "5", "--overlap-loads", "--assume-kv-reuse", "--predict-ttl", "6s", "--approximate-ttl", "7s", "--request-ttl", "8s",
+		"--decode-weight", "4", "--balance-weight", "5", "--overlap-loads", "--always-load", "--assume-kv-reuse", "--predict-ttl", "6s", "--approximate-ttl", "7s", "--request-ttl", "8s",
 		"--index-bytes", "9MiB", "--max-prompt-tokens", "10", "--max-body-bytes", "11", "--tokenize-timeout", "12s", "--max-tries", "13", "--first-byte-timeout", "14s",
 		"--stream-timeout", "15s", "--health-path", "/16", "--health-interval", "0s", "--drain-timeout", "18s", "--drain-delay", "4s", "--node-token", "node", "--rank-metrics",
 	}); err != nil {
@@ -94,7 +94,7 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 	for what, ok := range map[string]bool{
 		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Route.NodeToken == "node" && o.Token == "" && o.EngineKey == "key",
 		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == published.PlaceLeastTokens &&
-			o.Policy.KVAware == published.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
+			o.Policy.KVAware == published.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true, AlwaysLoad: true},
 		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
 			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
 		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,

@@ -22,8 +22,9 @@ type Router struct {
 	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"1" placeholder:"N" help:"Weight of load in the policy kv-aware (default 1)."`
 	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0.1" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware (default 0.1)."`
 	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0.1" placeholder:"N" help:"What the policy cost charges for decode load; 0: nothing (default 0.1)."`
-	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"4" placeholder:"N" help:"What the policy cost charges for more recent work than others have had; 0: nothing (default 4)."`
+	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"1" placeholder:"N" help:"What the policy cost charges new prompts for ranks whose GPU took in more of late than others; 0: nothing (default 1)."`
 	OverlapLoads     bool          `name:"overlap-loads" env:"KVCONN_ROUTER_OVERLAP_LOADS" help:"The engines load a prefix while they compute other prompts."`
+	AlwaysLoad       bool          `name:"always-load" env:"KVCONN_ROUTER_ALWAYS_LOAD" help:"The engines load every hit, even where computing is faster. Those with kvconn don't."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long a prompt that was just routed counts as cached while the engine's events are on their way."`
 	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`

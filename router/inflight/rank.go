@@ -35,6 +35,13 @@ type Rank struct {
 	// RecentTokens is the sum of uncached tokens of requests placed lately, each halved every
 	// 10 minutes.
 	RecentTokens float64 `json:"recent_tokens"`
+	// RecentDiskTokens and RecentObjectTokens are such sums of the tokens to be loaded from these tiers, RecentRequests
+	// that of requests. RecentSeconds is the sum of the seconds since the rank is known, weighted alike: the sums
+	// over it are rates.
+	RecentDiskTokens   float64 `json:"-"`
+	RecentObjectTokens float64 `json:"-"`
+	RecentRequests     float64 `json:"-"`
+	RecentSeconds      float64 `json:"-"`
 }
 
 // ActiveTokens is the number of tokens of the active requests, prompts and output.
@@ -56,6 +63,9 @@ func (r *Rank) Place(promptTokens, cachedTokens, diskTokens, objectTokens, block
 	r.UncachedTokens += uncached
 	r.DecodeBlocks += int64(blocksOf(promptTokens, blockSize))
 	r.RecentTokens += float64(uncached)
+	r.RecentDiskTokens += float64(diskTokens)
+	r.RecentObjectTokens += float64(objectTokens)
+	r.RecentRequests++
 }
 
 // blocksOf returns the number of blocks that tokens fill; the last one may be partial.
@@ -74,12 +84,19 @@ type rankState struct {
 // recentHalfLife is much longer than a prefill, and much shorter than a change of the traffic.
 const recentHalfLife = 10 * time.Minute
 
-// decay brings load.RecentTokens up to date.
+// decay brings the recent sums up to date.
 func (r *rankState) decay(now time.Time) {
-	if d := now.Sub(r.recentAt); d > 0 {
-		r.load.RecentTokens *= math.Exp2(-float64(d) / float64(recentHalfLife))
-		r.recentAt = now
+	d := now.Sub(r.recentAt)
+	if d <= 0 {
+		return
 	}
+	left, l := math.Exp2(-float64(d)/float64(recentHalfLife)), &r.load
+	l.RecentTokens *= left
+	l.RecentDiskTokens *= left
+	l.RecentObjectTokens *= left
+	l.RecentRequests *= left
+	l.RecentSeconds += float64((1 - left) * (recentHalfLife.Seconds()/math.Ln2 - l.RecentSeconds))
+	r.recentAt = now
 }
 
 // enqueue appends e to the requests that wait or are in prefill.

@@ -105,6 +105,9 @@ func (t *Tracker) Add(req Request) error {
 	t.reported.append(e)
 	r.decay(now)
 	r.load.RecentTokens += float64(e.uncached)
+	r.load.RecentDiskTokens += float64(e.disk)
+	r.load.RecentObjectTokens += float64(e.object)
+	r.load.RecentRequests++
 	r.load.ActiveRequests++
 	r.load.PromptTokens += e.prompt
 	r.load.UncachedTokens += e.uncached

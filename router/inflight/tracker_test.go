@@ -62,7 +62,7 @@ func TestLoadFollowsARequestThroughQueuePrefillAndDecode(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		got := loadOf(tr, 3)
-		got.RecentTokens = 0
+		forgetRecent(&got)
 		if got != want {
 			t.Fatalf("%s: %+v, want %+v", when, got, want)
 		}
@@ -191,6 +191,11 @@ func TestRemovedRankTakesItsRequestsAlong(t *testing.T) {
 	}
 }
 
+// forgetRecent clears what is left of requests that ended.
+func forgetRecent(l *Rank) {
+	l.RecentTokens, l.RecentDiskTokens, l.RecentObjectTokens, l.RecentRequests, l.RecentSeconds = 0, 0, 0, 0, 0
+}
+
 func TestRecentTokensHalve(t *testing.T) {
 	tr, c := newTracker(t, Options{}, 0)
 	add(t, tr, Request{ID: 1, PromptTokens: 1000, CachedTokens: 200})
@@ -198,6 +203,28 @@ func TestRecentTokensHalve(t *testing.T) {
 	c.advance(recentHalfLife)
 	if got := loadOf(tr, 0).RecentTokens; got < 399.999 || got > 400.001 {
 		t.Fatalf("%v recent tokens, want 400", got)
+	}
+}
+
+// At a steady rate the recent sums over the recent seconds are the rate from the beginning.
+func TestRecentSumsOverRecentSecondsAreRates(t *testing.T) {
+	tr, c := newTracker(t, Options{TTL: time.Hour}, 0)
+	for id := range uint64(3000) { // one a second, each of 100 tokens to compute, 20 from disk and 10 from the object store
+		c.advance(time.Second)
+		add(t, tr, Request{ID: id, PromptTokens: 130, CachedTokens: 30, DiskTokens: 20, ObjectTokens: 10})
+		tr.Finish(id)
+		if l := loadOf(tr, 0); id%100 == 99 {
+			for _, got := range []float64{l.RecentTokens / 100, l.RecentDiskTokens / 20, l.RecentObjectTokens / 10, l.RecentRequests} {
+				if rate := got / l.RecentSeconds; rate < 0.99 || rate > 1.01 {
+					t.Fatalf("after %d s: %v a second, want 1: %+v", id+1, rate, l)
+				}
+			}
+		}
+	}
+	placed := Rank{}
+	placed.Place(130, 30, 20, 10, 16)
+	if placed.RecentTokens != 100 || placed.RecentDiskTokens != 20 || placed.RecentObjectTokens != 10 || placed.RecentRequests != 1 {
+		t.Errorf("%+v", placed)
 	}
 }
 
@@ -246,7 +273,7 @@ func TestConcurrentUseLeavesNothingBehind(t *testing.T) {
 	wg.Wait()
 	for r := range int32(4) {
 		l := loadOf(tr, r)
-		if l.RecentTokens = 0; l != (Rank{}) {
+		if forgetRecent(&l); l != (Rank{}) {
 			t.Errorf("rank %d: %+v", r, l)
 		}
 	}

@@ -25,6 +25,7 @@ func TestCostCountsWhatTheBatchHasPlaced(t *testing.T) {
 		return r
 	}
 	inGPU := func(s *policy.State) policy.Request { return policytest.Prompt(1, 1600, s, 1600, 1600) }
+	nearlyInGPU := func(s *policy.State) policy.Request { return policytest.Prompt(1, 1600, s, 1599, 1599) }
 	fast := func(s *policy.State) { s.Ranks[0].Speeds.PrefillTokens, s.Ranks[1].Load.RecentTokens = 50000, 0 }
 	for name, c := range map[string]struct {
 		s    *policy.State
@@ -34,10 +35,10 @@ func TestCostCountsWhatTheBatchHasPlaced(t *testing.T) {
 	}{
 		"prompts to compute": {first(nil), plain(), func(s *policy.State) policy.Request { return policytest.Prompt(1, 1000, s) }, []int32{0, 1, 0, 1}},
 		"prefixes to load":   {first(nil), plain(), func(s *policy.State) policy.Request { return onDisk(s, 1000) }, []int32{0, 1, 0, 1}},
-		"blocks to decode":   {first(nil), policy.CostOptions{DecodeWeight: 1, BalanceWeight: -1}, inGPU, []int32{0, 1, 0, 1}},
+		"blocks to decode":   {first(nil), policy.CostOptions{DecodeWeight: 1, BalanceWeight: -1}, nearlyInGPU, []int32{0, 1, 0, 1}},
 		"nothing":            {first(nil), plain(), inGPU, []int32{0, 0, 0, 0}},
 		"a faster rank":      {first(fast), plain(), func(s *policy.State) policy.Request { return policytest.Prompt(1, 1000, s) }, []int32{0, 0, 0, 0}},
-		"its recent work":    {first(fast), policy.CostOptions{DecodeWeight: -1, BalanceWeight: 10}, func(s *policy.State) policy.Request { return policytest.Prompt(1, 1000, s) }, []int32{0, 1}},
+		"what its GPU took":  {first(fast), policy.CostOptions{DecodeWeight: -1, BalanceWeight: 50}, func(s *policy.State) policy.Request { return policytest.Prompt(1, 1000, s, 0) }, []int32{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var reqs []policy.Request

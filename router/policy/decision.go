@@ -39,11 +39,14 @@ type Score struct {
 	// there, both with the requests of the same batch that were placed before.
 	LoadTokens     float64 `json:"load_tokens"`
 	ActiveRequests int     `json:"active_requests"`
-	// QueueSeconds, LoadSeconds, PrefillSeconds and DecodeSeconds add up to the estimated time to
-	// first token, with BalanceSeconds on top to Total. Only cost sets them.
+	// QueueSeconds, LoadSeconds and PrefillSeconds add up to the estimated time to first token. On top,
+	// to Total, come DelaySeconds, what other requests wait longer, MemorySeconds, what it takes to bring back the
+	// blocks that this prompt pushes out of the GPU, and the charges DecodeSeconds and BalanceSeconds. Only cost sets them.
 	QueueSeconds   float64 `json:"queue_s"`
 	LoadSeconds    float64 `json:"load_s"`
 	PrefillSeconds float64 `json:"prefill_s"`
+	DelaySeconds   float64 `json:"delay_s"`
+	MemorySeconds  float64 `json:"memory_s"`
 	DecodeSeconds  float64 `json:"decode_s"`
 	BalanceSeconds float64 `json:"balance_s"`
 	// Prefix is what the rank has of the prompt.

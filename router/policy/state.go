@@ -22,6 +22,9 @@ type Rank struct {
 	Ready bool
 	// Capacity bounds what the rank takes.
 	Capacity Capacity
+	// Node is the number of the rank's node, from 0 and below the number of ranks: ranks of equal numbers share its disk. A rank
+	// with any other number has a disk of its own. Only the policy cost uses it.
+	Node int32
 	// Load is what is in flight there.
 	Load inflight.Rank
 	// Speeds were measured there; only the policy cost uses them.

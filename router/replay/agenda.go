@@ -21,8 +21,7 @@ type task struct {
 	request int32
 	phase   phase
 	work    float64 // bytes of a load
-	begun   float64
-	delayed bool // a load before its first byte
+	delayed bool    // a load before its first byte
 }
 
 // Before orders tasks by the time they are due.
@@ -42,13 +41,9 @@ type link struct {
 	now       float64
 	each      float64 // bytes that a load under way from the start would have got by now
 	loads     agenda  // due when each gets there
-	measured  float64 // bytes a second that loads got lately, as a node measures it
 }
 
-// measureWeight is the weight of the latest load in the measured bandwidth.
-const measureWeight = 0.1
-
-func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS, measured: bytesPerS} }
+func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS} }
 
 // share returns the bandwidth of each load if more of them are added.
 func (l *link) share(more int) float64 { return l.bytesPerS / float64(len(l.loads)+more) }
@@ -64,7 +59,7 @@ func (l *link) advance(to float64) {
 
 func (l *link) start(now float64, t task) {
 	l.advance(now)
-	t.due, t.begun = l.each+t.work, now
+	t.due = l.each + t.work
 	l.loads.Push(t)
 }
 
@@ -80,8 +75,5 @@ func (l *link) finish(now float64) task {
 	l.advance(now)
 	t := l.loads.Pop()
 	l.each = t.due
-	if took := now - t.begun; took > 0 {
-		l.measured += float64(measureWeight * (t.work/took - l.measured))
-	}
 	return t
 }

@@ -99,11 +99,17 @@ func newGPUCache(capacity int) *gpuCache {
 // prefix returns how many blocks at the head of a prompt are there and computed.
 func (c *gpuCache) prefix(blocks []int32) int {
 	for i, b := range blocks {
-		if s, ok := c.at[b]; !ok || !c.slots[s].valid {
+		if !c.has(b) {
 			return i
 		}
 	}
 	return len(blocks)
+}
+
+// has reports whether a block is there and computed.
+func (c *gpuCache) has(block int32) bool {
+	s, ok := c.at[block]
+	return ok && c.slots[s].valid
 }
 
 // hold takes all blocks of a prompt for a request. It reports whether there is room; if not, nothing

@@ -46,6 +46,10 @@ type Options struct {
 	// AlwaysLoad loads every hit, even where computing is faster.
 	AlwaysLoad bool `json:"always_load"`
 
+	// PredictTTL is how long the router counts a prompt that it has just placed as cached there. Default 5, as the
+	// router's; negative: 0.
+	PredictTTL float64 `json:"predict_ttl_s"`
+
 	// Speed is how much faster than recorded the requests arrive. Default 1.
 	Speed float64 `json:"speed"`
 	// Spread delays each arrival by a random time below it, for traces with a coarse clock. Default 0.
@@ -72,6 +76,7 @@ func (o *Options) EnsureDefaults() {
 	o.ObjectDelay = cmp.Or(o.ObjectDelay, 0.03)
 	o.DecodeTokenTime = cmp.Or(o.DecodeTokenTime, 0.025)
 	o.MaxRunning = cmp.Or(o.MaxRunning, 256)
+	o.PredictTTL = cmp.Or(o.PredictTTL, 5)
 	o.Speed = cmp.Or(o.Speed, 1)
 }
 
@@ -79,7 +84,7 @@ func (o *Options) EnsureDefaults() {
 func (o Options) effective() Options {
 	o.DiskBlocks, o.ObjectBlocks = max(o.DiskBlocks, 0), max(o.ObjectBlocks, 0)
 	o.DiskDelay, o.ObjectDelay = max(o.DiskDelay, 0), max(o.ObjectDelay, 0)
-	o.DecodeTokenTime = max(o.DecodeTokenTime, 0)
+	o.DecodeTokenTime, o.PredictTTL = max(o.DecodeTokenTime, 0), max(o.PredictTTL, 0)
 	return o
 }
 
@@ -106,7 +111,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("replay: the bandwidth of saves is %v: want 0 to %g", o.SaveBytesPerS, most)
 	case !(o.Spread >= 0):
 		return errors.New("replay: the spread of arrivals must not be negative")
-	case !(max(o.Spread, o.DiskDelay, o.ObjectDelay, o.DecodeTokenTime) <= maxClock):
+	case !(max(o.Spread, o.DiskDelay, o.ObjectDelay, o.DecodeTokenTime, o.PredictTTL) <= maxClock):
 		return fmt.Errorf("replay: delays and times are at most %g s", float64(maxClock))
 	}
 	for _, v := range []struct {

@@ -10,6 +10,24 @@ type rank struct {
 	loading int     // requests that load
 	running int
 	busy    bool // in prefill
+	// predicted has until when the router counts blocks as in the GPU because it has placed a prompt with them there.
+	predicted map[int32]float64
+}
+
+// predict notes that the router counts blocks as in the rank's GPU until a time.
+func (k *rank) predict(blocks []int32, until float64) {
+	for _, b := range blocks {
+		k.predicted[b] = until
+	}
+}
+
+// seen returns how many blocks at the head of a prompt the router takes for being in the rank's GPU.
+func (k *rank) seen(blocks []int32, now float64) int {
+	n := k.gpu.prefix(blocks)
+	for n < len(blocks) && (k.predicted[blocks[n]] > now || k.gpu.has(blocks[n])) {
+		n++
+	}
+	return n
 }
 
 // admit takes requests from the queue as long as the rank can serve them.

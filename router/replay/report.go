@@ -87,5 +87,5 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 // NewPolicy returns a fresh policy by its name, any that the router knows: see [byname.New]. The policy cost
 // is told whether loads overlap with computing.
 func NewPolicy(name string, o *Options) (policy.Policy, error) {
-	return byname.New(byname.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads}})
+	return byname.New(byname.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads, AlwaysLoad: o.AlwaysLoad}})
 }

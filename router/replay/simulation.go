@@ -117,9 +117,9 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 		s.nodes = append(s.nodes, node{disk: newLRU(o.DiskBlocks), diskLink: newLink(o.DiskBytesPerS), objectLink: newLink(o.ObjectBytesPerS), saveBudget: o.SaveBytesPerS})
 	}
 	for i := range o.Ranks {
-		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks})
+		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks, predicted: map[int32]float64{}})
 		s.ids = append(s.ids, int32(i))
-		s.state.Ranks = append(s.state.Ranks, policy.Rank{ID: int32(i), Ready: true})
+		s.state.Ranks = append(s.state.Ranks, policy.Rank{ID: int32(i), Ready: true, Node: int32(s.ranks[i].node)})
 		if err := tracker.AddRank(int32(i)); err != nil {
 			return nil, fmt.Errorf("track load: %w", err)
 		}
@@ -214,6 +214,9 @@ func (s *simulation) arrive(request int32) error {
 	s.running++
 	s.tally.placed(r, d.Rank)
 	to := &s.ranks[d.Rank]
+	if s.opts.PredictTTL > 0 {
+		to.predict(r.Blocks, s.now+s.opts.PredictTTL)
+	}
 	to.queue = append(to.queue, request)
 	s.admit(to)
 	return nil
@@ -228,7 +231,7 @@ func (s *simulation) look(r *Request) {
 	}
 	for i := range s.ranks {
 		n := &s.nodes[s.ranks[i].node]
-		s.matches[i] = s.trace.match(r, s.ranks[i].gpu.prefix(r.Blocks), n.onDisk, inObject)
+		s.matches[i] = s.trace.match(r, s.ranks[i].seen(r.Blocks, s.now), n.onDisk, inObject)
 		s.state.Ranks[i].Load = s.loads[i]
 		s.state.Ranks[i].Speeds = s.speeds(n)
 	}
@@ -237,7 +240,7 @@ func (s *simulation) look(r *Request) {
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,
-		DiskBytes: n.diskLink.measured, DiskDelay: s.opts.DiskDelay,
-		ObjectBytes: n.objectLink.measured, ObjectDelay: s.opts.ObjectDelay,
+		DiskBytes: n.diskLink.bytesPerS, DiskDelay: s.opts.DiskDelay,
+		ObjectBytes: n.objectLink.bytesPerS, ObjectDelay: s.opts.ObjectDelay,
 	}
 }

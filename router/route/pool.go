@@ -89,6 +89,11 @@ func (p *pool) show(v *view) {
 	p.state.Ranks = make([]policy.Rank, n)
 	for i, s := range v.states {
 		p.ids[i] = s.id
+		// The first rank on the same disk gives the node its number; one without a disk has nothing to share.
+		p.state.Ranks[i].Node = -1
+		if s.disk != nil {
+			p.state.Ranks[i].Node = int32(slices.IndexFunc(v.states, func(other *rankState) bool { return other.disk != nil && other.disk.id == s.disk.id }))
+		}
 	}
 	p.view.Store(v)
 }
@@ -102,7 +107,6 @@ func (p *pool) place(v *view, jobs []*job) {
 		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), policy.Capacity{MaxActive: spec.MaxActive, MaxTokens: spec.MaxTokens}
 		r.Load, r.Speeds = p.loads[i], s.speeds()
 	}
-	p.grant()
 	for _, id := range jobs[0].req.Exclude {
 		if i := slices.Index(p.ids, id); i >= 0 {
 			p.state.Ranks[i].Ready = false
@@ -153,19 +157,6 @@ func (p *pool) assumed(d *Decision, now time.Time) time.Time {
 
 // leastAssumed and mostAssumed bound the time after which a prefill is assumed to be over, in seconds.
 const leastAssumed, mostAssumed = 1, 3600
-
-// grace is the time in which a rank may compute more than others before the policy cost charges it for that in full:
-// this much prefill is added to the recent work of every rank. Without it the first requests of a router that is new
-// or idle would decide, and a conversation's second turn would leave the rank that has its prefix.
-const grace = time.Minute
-
-// grant adds the grace to every rank's recent work.
-func (p *pool) grant() {
-	tokens := p.state.PrefillSpeed() * grace.Seconds()
-	for i := range p.state.Ranks {
-		p.state.Ranks[i].Load.RecentTokens += tokens
-	}
-}
 
 // missed is why a rank that was asked for was not taken.
 func (p *pool) missed(id int32, d *Decision) policy.Reason {

@@ -160,10 +160,10 @@ func TestPromptsOfNothingAndOfTwoMillionTokens(t *testing.T) {
 		t.Errorf("no model named, no tokens: %+v", d)
 	}
 	long := free(prompt(1, 2<<20))
+	long.Pin = 0
 	if d := ask(t, r, long); !d.Placed() {
 		t.Errorf("%+v", d)
 	}
-	long.Pin = 0
 	if d := ask(t, r, long); d.Match.GPU+ask(t, r, long).Match.GPU < 2<<20 {
 		t.Errorf("%+v", d)
 	}

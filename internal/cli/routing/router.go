@@ -134,7 +134,7 @@ func (c *Cmd) ranks() (list []registry.Rank, err error) {
 func (c *Cmd) policy() byname.Options {
 	return byname.Options{
 		Name:         c.Policy,
-		Cost:         policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
+		Cost:         policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads, AlwaysLoad: c.AlwaysLoad},
 		KVAware:      published.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
 		Conversation: published.ConversationOptions{Placement: published.Placement(c.Placement)},
 	}
