@@ -56,7 +56,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	foreign, _ := settings.CheckEnvironment(command) // checkSettings has found what is misspelt
 	settings.WarnForeign(log, foreign)
 	o := daemon.Options{
-		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
+		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes.Bytes), MaxPercent: c.MaxBytes.Percent, LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
