@@ -19,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/router/service"
@@ -89,6 +90,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	o.Notify = notify
 	if o.HTTP == "off" {
 		o.HTTP = ""
+	}
+	if limit := hostmemory.LimitHeap(cmp.Or(o.HostBytes, hostmemory.DefaultBytes())); limit > 0 {
+		log.Debug("heap is bounded", "bytes", limit)
 	}
 	return runDaemon(ctx, o, c.Router)
 }
