@@ -9,7 +9,9 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon"
 )
 
@@ -97,41 +99,81 @@ func printGPUs(w io.Writer, s *daemon.Status) {
 	if len(s.GPUs) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "GPU\tUUID\tCUDA\tLOADED\tSAVED\tCOPIER\n")
+	fmt.Fprintf(w, "GPU\tMODEL\tCUDA\tLOADED\tSAVED\tCOPIER\n")
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		copier := "runs"
 		if !g.Running {
-			copier = "ended: " + g.LastError
+			copier = "ended"
 		}
-		if g.PinError != "" {
-			copier += fmt.Sprintf("; only %s of the host tier are locked: %s",
-				size(g.PinnedBytes), g.PinError)
-		}
-		if g.Starts > 1 {
-			copier += fmt.Sprintf(" (start %d)", g.Starts)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Name, g.UUID, g.Driver, size(int64(g.LoadedBytes)), size(int64(g.SavedBytes)), copier)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", shortGPU(g.UUID), gpuModel(g.Name), g.Driver,
+			size(int64(g.LoadedBytes)), size(int64(g.SavedBytes)), copier)
 	}
 	for i := range s.GPUs {
-		printCopies(w, s, i)
+		printGPU(w, &s.GPUs[i])
 	}
 	fmt.Fprintln(w)
 }
 
-// printCopies prints which copies of many small runs a GPU's kernels are faster for.
-func printCopies(w io.Writer, s *daemon.Status, i int) {
-	g := &s.GPUs[i]
+// printGPU says what is special about one GPU, in lines that are no part of the table.
+func printGPU(w io.Writer, g *gpu.DeviceStatus) {
+	id := shortGPU(g.UUID)
+	if !g.Running {
+		wrapped(w, fmt.Sprintf("%s: the copier has ended: %s", id, clean(g.LastError)))
+	}
+	if g.Starts > 1 {
+		fmt.Fprintf(w, "%s: the copier was started %d times\n", id, g.Starts)
+	}
+	if g.PinError != "" {
+		wrapped(w, fmt.Sprintf("%s: only %s of the host tier are locked: %s", id, size(g.PinnedBytes), clean(g.PinError)))
+	}
 	if g.KernelError != "" {
-		fmt.Fprintf(w, "%s: no copy kernels: %s\n", g.UUID, g.KernelError)
+		wrapped(w, fmt.Sprintf("%s: no copy kernels: %s", id, clean(g.KernelError)))
 		return
 	}
 	for i := range g.Copies {
 		if c := &g.Copies[i]; c.By == "kernel" {
-			fmt.Fprintf(w, "%s: %ss of %d runs of %s and more by a kernel: %s/s, where batches have %s/s\n", g.UUID, c.Direction, c.Runs,
+			fmt.Fprintf(w, "%s: %ss by a kernel from %d runs of %s on:\n  %s/s, where batches have %s/s\n", id, c.Direction, c.Runs,
 				size(int64(c.RunBytes)), size(int64(c.KernelBytesPerS)), size(int64(c.BatchBytesPerS)))
 		}
 	}
+}
+
+// shortGPU is a GPU's id with the first part of its UUID.
+func shortGPU(id string) string {
+	const kind = len("GPU-") // or MIG-
+	if len(id) <= kind {
+		return clean(id)
+	}
+	return clean(id[:kind]) + short(id[kind:])
+}
+
+// gpuModel is what fits a column of a GPU's name.
+func gpuModel(name string) string {
+	const most = 26
+	name = strings.TrimPrefix(clean(name), "NVIDIA ")
+	if letters := []rune(name); len(letters) > most {
+		name = string(letters[:most-1]) + "…"
+	}
+	return name
+}
+
+// wrapped writes a text in lines that fit a terminal; those after the first are indented.
+func wrapped(w io.Writer, text string) {
+	const columns = 80
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= columns:
+			line += " " + word
+		default:
+			fmt.Fprintln(w, line)
+			line = "  " + word
+		}
+	}
+	fmt.Fprintln(w, line)
 }
 
 // printWork prints the work of all engines together, and what waits now.

@@ -110,7 +110,10 @@ func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 // A terminal has 80 columns, and vLLM's ids are UUIDs. In a container engines may have no process number.
 func TestAStatusFitsATerminal(t *testing.T) {
 	before, s := exampleStatus(58), exampleStatus(60)
-	s.GPUs = nil // their own ids are long
+	s.GPUs[1].Name, s.GPUs[1].LastError = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "the copier does not answer, and its process "+
+		"had to be killed: it may be that the driver has hung (exit status 137)"
+	s.GPUs[1].UUID, s.GPUs[2].UUID = "MIG-10010203-0405-0607-0809-0a0b0c0d0e0f", "odd"
+	s.GPUs[0].LoadedBytes, s.GPUs[0].SavedBytes = 1000<<40, 1000<<40
 	const uuid = "0f8fad5b-d9cb-469f-a165-70867728950e"
 	s.Engines[0].Engine, s.Engines[0].PID, s.Engines[0].Model = uuid+"_dp0", 0, "Qwen/Qwen3-0.6B"
 	for i := range s.Ranks {
