@@ -143,10 +143,10 @@ def test_hello_says_who_connects(fake: FakeDaemon) -> None:
 
 def test_a_client_with_a_long_name_is_let_in(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9" + 600 * "x")
-    assert WorkerClient(options(fake.path))._link.connect() is not None
+    assert WorkerClient(options(fake.path), rank=0)._link.connect() is not None
     assert fake.asked.get()[1]["client"] == f"kvconn-python/{__version__}"
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9")
-    assert WorkerClient(options(fake.path))._link.connect() is not None
+    assert WorkerClient(options(fake.path), rank=0)._link.connect() is not None
     assert fake.asked.get()[1]["client"] == f"kvconn-python/{__version__} host/h? pid/{os.getpid()}"
 
 
