@@ -92,7 +92,7 @@ func TestStatusOutput(t *testing.T) {
 
 func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 	r := Since(exampleStatus(58), exampleStatus(60))
-	if r == nil || r.loadBytesPerS != 1<<30 || r.queriedTokensPerS != 1000 || r.hit != 0.75 || r.droppedBlocksPerS != 2 {
+	if r == nil || r.LoadBytesPerS != 1<<30 || r.QueriedTokensPerS != 1000 || r.Hit != 0.75 || r.DroppedBlocksPerS != 2 {
 		t.Errorf("rates %+v", r)
 	}
 	other := exampleStatus(60)
@@ -102,7 +102,7 @@ func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 	}
 	idle := exampleStatus(60)
 	idle.UptimeS++
-	if r := Since(exampleStatus(60), idle); r.hit != -1 || r.loadBytesPerS != 0 {
+	if r := Since(exampleStatus(60), idle); r.Hit != -1 || r.LoadBytesPerS != 0 {
 		t.Errorf("idle: %+v", r)
 	}
 }
@@ -132,7 +132,7 @@ func TestAStatusFitsATerminal(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	for name, want := range map[string]string{"chat-0": "chat-0", uuid: "0f8fad5b", "0f8fad5b-d9cb-469f-a165-70867728950x": "0f8fad5b-d9cb-469f-a165-70867728950x", "": "", uuid[:35]: uuid[:35]} {
-		if got := short(name); got != want {
+		if got := Short(name); got != want {
 			t.Errorf("%q is shown as %q, want %q", name, got, want)
 		}
 	}
