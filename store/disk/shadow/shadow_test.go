@@ -121,6 +121,22 @@ func TestADryRunOfAnIntactStoreFindsNothing(t *testing.T) {
 	}
 }
 
+// A store whose daemon was killed is not damaged: the journal has what the snapshot lacks.
+func TestADryRunOfAKilledStoreReadsTheJournal(t *testing.T) {
+	s, ns := storetest.Small(t, 64<<20)
+	storetest.SaveSmall(t, s, ns, storetest.SmallChain(connector.Scope{}, 1, 50), 0, 1)
+	if err := s.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "killed")
+	if err := os.CopyFS(dir, os.DirFS(s.Stats().Dir)); err != nil {
+		t.Fatal(err)
+	}
+	if r := check(t, dir); !r.Clean() || r.Records != 100 || r.Recovered == recovery.RecoveredSnapshot {
+		t.Errorf("%+v", r)
+	}
+}
+
 // A dry run finds what the repair then does, and changes nothing.
 func TestADryRunSaysWhatARepairDoes(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, dir string){
