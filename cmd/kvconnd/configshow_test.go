@@ -49,6 +49,15 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
 		}
 	}
+	for text, want := range map[string]string{"": "80% of what is free or its own | default", "0": "80% of what is free or its own | flag --max-bytes", "75%": "75% | flag --max-bytes"} {
+		args := []string{"config", "show", "--dir", "/d", "--json"}
+		if text != "" {
+			args = append(args, "--max-bytes", text)
+		}
+		if got := settingsOf(t, args...)["max_bytes"]; got != want {
+			t.Errorf("a cap of %q is shown as %q, want %q", text, got, want)
+		}
+	}
 	t.Setenv("KVCONN_CONFIG", file)
 	status, out, errs := kvconnd("config", "--log-format=json")
 	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
@@ -179,7 +188,7 @@ func settingValues(t *testing.T) map[string][3]string {
 			v = [3]string{"3s", "4s", "5s"}
 		case reflect.TypeFor[config.Bytes]():
 			v = [3]string{"3GiB", "4GiB", "5GiB"}
-		case reflect.TypeFor[config.Space]():
+		case reflect.TypeFor[config.Space](), reflect.TypeFor[config.Cap]():
 			v = [3]string{"3%", "4GiB", "5.5%"}
 		case reflect.TypeFor[config.Mode]():
 			v = [3]string{"0603", "0604", "0605"}

@@ -252,12 +252,12 @@ func TestBucketCommandsOfNoBucket(t *testing.T) {
 	t.Cleanup(server.Close)
 	b := newBucketTest(t, server.URL, "")
 	for want, args := range map[string][]string{
-		"holds no cache":           {"fsck", bucketURL},
-		"it holds no cache":        {"gc", "--object", bucketURL},
-		"is not set":               {"gc"},
-		"at least an hour":         {"gc", "--object", bucketURL, "--object-max-age", "1m"},
-		"--no-repair is for bucke": {"fsck", t.TempDir(), "--no-repair"},
-		"make the bucket":          {"fsck", "s3://another/prefix"},
+		"holds no cache":    {"fsck", bucketURL},
+		"it holds no cache": {"gc", "--object", bucketURL},
+		"is not set":        {"gc"},
+		"at least an hour":  {"gc", "--object", bucketURL, "--object-max-age", "1m"},
+		"holds no store":    {"fsck", t.TempDir(), "--no-repair"},
+		"make the bucket":   {"fsck", "s3://another/prefix"},
 	} {
 		if status, errs := b.run(nil, args...); status != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: status %d, %s; want %q", args, status, errs, want)

@@ -23,6 +23,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/routing"
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
+	"github.com/kvconn/kvconn/internal/cli/top"
 	"github.com/kvconn/kvconn/internal/cli/upkeep"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/version"
@@ -43,6 +44,7 @@ type cli struct {
 	Serve      serveCmd       `cmd:"" help:"Run the daemon of this node."`
 	Router     routing.Cmd    `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
 	Status     statusCmd      `cmd:"" help:"Show what a running daemon does."`
+	Top        top.Cmd        `cmd:"" help:"Fill the terminal with what a running daemon or router does now."`
 	Config     configure.Cmd  `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Doctor     doctorCmd      `cmd:"" help:"Look at what an engine needs before it is started."`
 	Demo       demoCmd        `cmd:"" help:"Show on this machine what the cache does."`

@@ -116,7 +116,7 @@ func TestSettingsPrecedence(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := c.Serve.Serve
-			if s.Dir != "/from-file" || s.Socket != "/from-env.sock" || s.MaxBytes != 1<<30 || s.LoadTimeout != 3*time.Second || s.LogLevel != "info" {
+			if s.Dir != "/from-file" || s.Socket != "/from-env.sock" || s.MaxBytes.Bytes != 1<<30 || s.LoadTimeout != 3*time.Second || s.LogLevel != "info" {
 				t.Errorf("settings %+v", s)
 			}
 		})

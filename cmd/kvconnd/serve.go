@@ -19,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/tracelog"
@@ -57,7 +58,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	foreign, _ := settings.CheckEnvironment(command) // checkSettings has found what is misspelt
 	settings.WarnForeign(log, foreign)
 	o := daemon.Options{
-		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
+		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes.Bytes), MaxPercent: c.MaxBytes.Percent, LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
@@ -91,6 +92,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	o.Notify = notify
 	if o.HTTP == "off" {
 		o.HTTP = ""
+	}
+	if limit := hostmemory.LimitHeap(cmp.Or(o.HostBytes, hostmemory.DefaultBytes())); limit > 0 {
+		log.Debug("heap is bounded", "bytes", limit)
 	}
 	return runDaemon(ctx, o, c.Router)
 }

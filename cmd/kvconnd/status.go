@@ -98,9 +98,19 @@ func (c *statusCmd) router(ctx context.Context, addr string, out io.Writer) erro
 
 // watch shows the status until ctx ends. A daemon that does not answer is shown as such: it
 // may come back.
-func (c *statusCmd) watch(ctx context.Context, at locate.Settings, out io.Writer) error {
+func (c *statusCmd) watch(ctx context.Context, at locate.Settings, out io.Writer) (err error) {
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
+	if c.screen(out) != nil {
+		const enter, leave = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l" // the alternate screen without a cursor, and back
+		if _, err := io.WriteString(out, enter); err != nil {
+			return err
+		}
+		defer func() {
+			_, wrote := io.WriteString(out, leave)
+			err = errors.Join(err, wrote)
+		}()
+	}
 	var before *daemon.Status
 	for {
 		s, err := at.Status(ctx)
@@ -126,9 +136,17 @@ func (c *statusCmd) watch(ctx context.Context, at locate.Settings, out io.Writer
 	}
 }
 
+// screen is the terminal that looks replace each other on, nil if they follow each other.
+func (c *statusCmd) screen(out io.Writer) *os.File {
+	if f, ok := out.(*os.File); ok && !c.JSON && term.IsTerminal(int(f.Fd())) {
+		return f
+	}
+	return nil
+}
+
 // draw writes one look in one piece; on a terminal it replaces the one before.
 func (c *statusCmd) draw(out io.Writer, look string) error {
-	if f, ok := out.(*os.File); ok && !c.JSON && term.IsTerminal(int(f.Fd())) {
+	if f := c.screen(out); f != nil {
 		const home, clear = "\x1b[H", "\x1b[J" // the cursor to the top, and from there to the end of the screen
 		if width, height, err := term.GetSize(int(f.Fd())); err == nil && width > 0 && height > 1 {
 			look = crop(look, width, height-1)

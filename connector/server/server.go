@@ -164,7 +164,7 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 		peer.Connection = conn.Duplicate
 		if err != nil {
 			s.refused.Add(1)
-			s.opts.Logger.Warn("engine connection closed: its process cannot be watched", "pid", pid, "err", err,
+			s.opts.Logger.Warn("engine connection closed: its process cannot be watched", peer.Process(), "err", err,
 				"remedy", "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
 			return
 		}
@@ -179,16 +179,16 @@ func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 	case err == nil && connCtx.Err() == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), ctx.Err() != nil:
 	case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
 		s.protocolErrors.Add(1)
-		s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err,
+		s.opts.Logger.Warn("engine connection closed: the client broke the protocol", peer.Process(), "err", err,
 			"remedy", "update the older of kvconnd and the engine's connector")
 	case errors.As(err, &refused):
-		s.opts.Logger.Warn("an engine was refused and goes on without cache", "pid", peer.PID,
+		s.opts.Logger.Warn("an engine was refused and goes on without cache", peer.Process(),
 			"engine", refused.peer.Engine, "client", refused.peer.Client, "err", refused.err,
 			"remedy", "see err: it is in what the engine asked for, or in the store; update the older side where versions differ")
 	case connCtx.Err() != nil:
-		s.opts.Logger.Info("engine connection closed: its process has ended, or is to register again", "pid", peer.PID)
+		s.opts.Logger.Info("engine connection closed: its process has ended, or is to register again", peer.Process())
 	default:
-		s.opts.Logger.Info("engine connection ended", "pid", peer.PID, "err", err)
+		s.opts.Logger.Info("engine connection ended", peer.Process(), "err", err)
 	}
 }
 

@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"log/slog"
 	"os"
 
 	"github.com/kvconn/kvconn/connector"
@@ -12,7 +13,7 @@ import (
 
 // Peer is the other end of a connection.
 type Peer struct {
-	// PID is the peer's process id at the time it connected.
+	// PID is the peer's process id at the time it connected, 0 where it lives in another PID namespace.
 	PID int
 	// Client is the client's name and version, Engine its engine instance.
 	Client, Engine string
@@ -25,6 +26,15 @@ type Peer struct {
 	// not see the connection end where this process dies; where the session ends in order it does. It may be called from
 	// any goroutine.
 	Connection func() (*os.File, error)
+}
+
+// Process is the peer's process for a line of the log: nothing where the daemon cannot see it. The client's name says
+// what the process calls itself.
+func (p *Peer) Process() slog.Attr {
+	if p.PID == 0 {
+		return slog.Attr{}
+	}
+	return slog.Int("pid", p.PID)
 }
 
 // Scheduler is the session of an engine's scheduler. Calls of one session never overlap,

@@ -102,3 +102,25 @@ func (s Space) String() string {
 	}
 	return s.Bytes.String()
 }
+
+// Cap is a [Space] that a store may take. The zero value lets the store choose.
+type Cap struct{ Space }
+
+// UnmarshalText parses a size or a percentage; an empty text, 0 and 0% are not set.
+func (c *Cap) UnmarshalText(text []byte) error {
+	if err := c.Space.UnmarshalText(text); err != nil {
+		return err
+	}
+	if c.Bytes == 0 && c.Percent == 0 {
+		c.Set = false
+	}
+	return nil
+}
+
+// String is the text form, or what the store chooses by itself.
+func (c Cap) String() string {
+	if !c.Set {
+		return "80% of what is free or its own"
+	}
+	return c.Space.String()
+}

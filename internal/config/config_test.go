@@ -59,6 +59,33 @@ func TestSpaceIsASizeOrAPercentage(t *testing.T) {
 	}
 }
 
+func TestACapIsTheStoresChoiceASizeOrAPercentage(t *testing.T) {
+	const choice = "80% of what is free or its own"
+	for in, want := range map[string]string{
+		"": choice, "0": choice, "0B": choice, "0%": choice, "500GB": "500GB", "80%": "80%", "0.5 %": "0.5%",
+	} {
+		var c Cap
+		if err := c.UnmarshalText([]byte(in)); err != nil || c.String() != want {
+			t.Errorf("%q is %+v, written as %q, %v; want %q", in, c, c, err, want)
+		}
+	}
+	for _, in := range []string{choice, "100%", "-1%", "lots"} {
+		var c Cap
+		if err := c.UnmarshalText([]byte(in)); err == nil {
+			t.Errorf("%q is %+v, want an error", in, c)
+		}
+	}
+	for text, good := range map[string]bool{"": true, "0": true, "1MiB": false, "8MiB": true, "0.001%": true} {
+		s := Serve{Dir: "/d", HTTP: "off", LoadTimeout: time.Second, LoadStagingBytes: 1, SaveStagingBytes: 1, StageTimeout: time.Second, StopTimeout: time.Second}
+		if err := s.MaxBytes.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Validate(); (err == nil) != good {
+			t.Errorf("max_bytes %q: %v", text, err)
+		}
+	}
+}
+
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kvconnd.yaml")
@@ -109,7 +136,7 @@ func TestValidate(t *testing.T) {
 	}
 	for want, change := range map[string]func(*Serve){
 		"dir":                       func(s *Serve) { s.Dir = "" },
-		"max_bytes":                 func(s *Serve) { s.MaxBytes = -1 },
+		"max_bytes":                 func(s *Serve) { s.MaxBytes = Cap{Space{Set: true, Bytes: -1}} },
 		"writers":                   func(s *Serve) { s.Writers = 257 },
 		"read_in_flight_bytes":      func(s *Serve) { s.ReadInFlightBytes = 1000 },
 		"event_bytes":               func(s *Serve) { s.EventBytes = 1000 },

@@ -21,7 +21,7 @@ type Serve struct {
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. Set a token, too: there is no other authentication."`
 	HTTPToken          string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that HTTP requests have to send, except for health and the description. Set it in the environment or the file: a command line can be seen by others."`
-	MaxBytes           Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free or the store's own, at each start."`
+	MaxBytes           Cap           `name:"max-bytes" env:"KVCONN_MAX_BYTES" placeholder:"SIZE|N%" help:"Hard cap of disk use, everything included, such as 500GB, or 80% of its file system. Default: 80% of what is free or the store's own, at each start."`
 	MinFree            Space         `name:"min-free" env:"KVCONN_MIN_FREE" placeholder:"SIZE|N%" help:"What the store leaves free of its file system, such as 20GB or 5%; 0 for nothing. Default: the larger of 5% and 10GiB, a quarter of it at most."`
 	ForgetLostSegments bool          `name:"forget-lost-segments" env:"KVCONN_FORGET_LOST_SEGMENTS" help:"Start empty if all segments of a store are gone. Without it such a store is not opened: its disk may not be mounted yet."`
 	LoadTimeout        time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time within which every load ends; blocks that are missing then are recomputed."`
@@ -86,7 +86,7 @@ func (s *Serve) Validate() error {
 	switch {
 	case s.Dir == "":
 		return errors.New("dir is not set: give the store directory with --dir, KVCONN_DIR or dir in the configuration file")
-	case s.MaxBytes != 0 && s.MaxBytes < minMaxBytes:
+	case s.MaxBytes.Set && s.MaxBytes.Percent == 0 && s.MaxBytes.Bytes < minMaxBytes:
 		return fmt.Errorf("max_bytes is %s: at least %s, or 0", s.MaxBytes, Bytes(minMaxBytes))
 	case s.HostBytes != 0 && s.HostBytes < minHostBytes:
 		return fmt.Errorf("host_bytes is %s: at least %s, or 0", s.HostBytes, Bytes(minHostBytes))

@@ -24,7 +24,7 @@ func TestEverySettingHasOneName(t *testing.T) {
 }
 
 func TestSettingsListEveryValueWithItsSource(t *testing.T) {
-	s := Serve{Dir: "/d", MaxBytes: 1 << 30, LoadTimeout: 3 * time.Second, HTTPRemote: true}
+	s := Serve{Dir: "/d", MaxBytes: Cap{Space{Set: true, Bytes: 1 << 30}}, LoadTimeout: 3 * time.Second, HTTPRemote: true}
 	got := Settings(s, func(flag string) Source {
 		if flag == "max-bytes" {
 			return Source{Kind: FromFile, Name: "/etc/kvconnd.yaml"}

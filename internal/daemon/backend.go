@@ -256,7 +256,7 @@ func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDiges
 }
 
 func (b *backend) log(msg string, p server.Peer, args ...any) {
-	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
+	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), p.Process(), slog.String("client", p.Client)}, args...)...)
 }
 
 // short is the beginning of a digest, enough for people to distinguish namespaces.

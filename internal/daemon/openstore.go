@@ -88,7 +88,7 @@ func (d *daemon) openStore(ctx context.Context) (*disk.Store, error) {
 func (d *daemon) storeOptions() disk.Options {
 	o := d.opts
 	so := disk.Options{
-		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFreeBytes: o.MinFreeBytes, MinFreePercent: o.MinFreePercent, Logger: o.Logger,
+		Dir: o.Dir, MaxBytes: o.MaxBytes, MaxPercent: o.MaxPercent, MinFreeBytes: o.MinFreeBytes, MinFreePercent: o.MinFreePercent, Logger: o.Logger,
 		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
 		// Saves are bounded by the ranks' share of the host tier, which refuses first: if the
 		// store refused one shard, the block's other shards would be wasted space.

@@ -28,8 +28,10 @@ type Options struct {
 	HTTPToken string
 	// Access says who may connect to the socket besides root and the daemon's own user.
 	Access server.Access
-	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
-	MaxBytes int64
+	// MaxBytes is the store's hard cap in physical bytes, or MaxPercent of its segments' file system. With neither the
+	// store chooses.
+	MaxBytes   int64
+	MaxPercent float64
 	// The store leaves MinFreeBytes, or MinFreePercent, of its segments' file system free. With
 	// neither the store chooses; with NoMinFree it leaves nothing.
 	MinFreeBytes   int64
@@ -115,6 +117,8 @@ func (o *Options) Validate() error {
 		return errors.New("daemon: store directory is empty")
 	case o.Socket == "":
 		return errors.New("daemon: socket is empty")
+	case o.MaxPercent < 0 || o.MaxPercent >= 100:
+		return errors.New("daemon: the cap must be positive, and less than all of the file system")
 	case o.MinFreeBytes < 0 || o.MinFreePercent < 0 || o.MinFreePercent >= 100:
 		return errors.New("daemon: what is left free must be positive, and less than all")
 	case o.LoadTimeout <= 0:

@@ -175,7 +175,7 @@ func (b *backend) logReady(changes []readyChange) {
 		case c.remedy == "":
 			b.log("nothing is offered to the engine, and nothing saved", c.peer, "why", c.why, "ranks_needed", c.ranks)
 		default:
-			b.opts.Logger.Warn("nothing is offered to the engine, and nothing saved", "engine", c.peer.Engine, "pid", c.peer.PID,
+			b.opts.Logger.Warn("nothing is offered to the engine, and nothing saved", "engine", c.peer.Engine, c.peer.Process(),
 				"client", c.peer.Client, "why", c.why, "remedy", c.remedy)
 		}
 	}

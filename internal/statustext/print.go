@@ -9,7 +9,9 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon"
 )
 
@@ -59,10 +61,10 @@ func printSpace(w io.Writer, s *daemon.Status) {
 	}
 	limit := ""
 	if st.EffectiveMaxBytes < st.MaxBytes {
-		limit = ", not its cap of " + size(st.MaxBytes)
+		limit = ", not its cap of " + Size(st.MaxBytes)
 	}
 	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free;\n\tthe store can reach %s%s\n",
-		size(st.FreeBytes), size(st.FileSystemBytes), size(st.MinFreeBytes), size(st.EffectiveMaxBytes), limit)
+		Size(st.FreeBytes), Size(st.FileSystemBytes), Size(st.MinFreeBytes), Size(st.EffectiveMaxBytes), limit)
 }
 
 func printTiers(w io.Writer, s *daemon.Status) {
@@ -71,10 +73,10 @@ func printTiers(w io.Writer, s *daemon.Status) {
 		t := &s.Tiers[i]
 		speed := "-"
 		if t.LoadBytesPerS > 0 {
-			speed = size(int64(t.LoadBytesPerS)) + "/s"
+			speed = Size(int64(t.LoadBytesPerS)) + "/s"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n", t.Tier, t.Records, size(t.UsedBytes), size(t.ReachableBytes),
-			percent(float64(t.UsedBytes), float64(t.ReachableBytes)), t.Hits, speed)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n", t.Tier, t.Records, Size(t.UsedBytes), Size(t.ReachableBytes),
+			Percent(float64(t.UsedBytes), float64(t.ReachableBytes)), t.Hits, speed)
 	}
 	fmt.Fprintln(w)
 }
@@ -87,7 +89,7 @@ func printModels(w io.Writer, s *daemon.Status) {
 	fmt.Fprintf(w, "MODEL ON DISK\tPAYLOADS\tRECORDS\tNAMESPACES\n")
 	for i := range s.Models {
 		m := &s.Models[i]
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", clean(m.Model), size(m.Bytes), m.Records, m.Namespaces)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", Clean(m.Model), Size(m.Bytes), m.Records, m.Namespaces)
 	}
 	fmt.Fprintln(w)
 }
@@ -97,69 +99,109 @@ func printGPUs(w io.Writer, s *daemon.Status) {
 	if len(s.GPUs) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "GPU\tUUID\tCUDA\tLOADED\tSAVED\tCOPIER\n")
+	fmt.Fprintf(w, "GPU\tMODEL\tCUDA\tLOADED\tSAVED\tCOPIER\n")
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		copier := "runs"
 		if !g.Running {
-			copier = "ended: " + g.LastError
+			copier = "ended"
 		}
-		if g.PinError != "" {
-			copier += fmt.Sprintf("; only %s of the host tier are locked: %s",
-				size(g.PinnedBytes), g.PinError)
-		}
-		if g.Starts > 1 {
-			copier += fmt.Sprintf(" (start %d)", g.Starts)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Name, g.UUID, g.Driver, size(int64(g.LoadedBytes)), size(int64(g.SavedBytes)), copier)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", shortGPU(g.UUID), gpuModel(g.Name), g.Driver,
+			Size(int64(g.LoadedBytes)), Size(int64(g.SavedBytes)), copier)
 	}
 	for i := range s.GPUs {
-		printCopies(w, s, i)
+		printGPU(w, &s.GPUs[i])
 	}
 	fmt.Fprintln(w)
 }
 
-// printCopies prints which copies of many small runs a GPU's kernels are faster for.
-func printCopies(w io.Writer, s *daemon.Status, i int) {
-	g := &s.GPUs[i]
+// printGPU says what is special about one GPU, in lines that are no part of the table.
+func printGPU(w io.Writer, g *gpu.DeviceStatus) {
+	id := shortGPU(g.UUID)
+	if !g.Running {
+		wrapped(w, fmt.Sprintf("%s: the copier has ended: %s", id, Clean(g.LastError)))
+	}
+	if g.Starts > 1 {
+		fmt.Fprintf(w, "%s: the copier was started %d times\n", id, g.Starts)
+	}
+	if g.PinError != "" {
+		wrapped(w, fmt.Sprintf("%s: only %s of the host tier are locked: %s", id, Size(g.PinnedBytes), Clean(g.PinError)))
+	}
 	if g.KernelError != "" {
-		fmt.Fprintf(w, "%s: no copy kernels: %s\n", g.UUID, g.KernelError)
+		wrapped(w, fmt.Sprintf("%s: no copy kernels: %s", id, Clean(g.KernelError)))
 		return
 	}
 	for i := range g.Copies {
 		if c := &g.Copies[i]; c.By == "kernel" {
-			fmt.Fprintf(w, "%s: %ss of %d runs of %s and more by a kernel: %s/s, where batches have %s/s\n", g.UUID, c.Direction, c.Runs,
-				size(int64(c.RunBytes)), size(int64(c.KernelBytesPerS)), size(int64(c.BatchBytesPerS)))
+			fmt.Fprintf(w, "%s: %ss by a kernel from %d runs of %s on:\n  %s/s, where batches have %s/s\n", id, c.Direction, c.Runs,
+				Size(int64(c.RunBytes)), Size(int64(c.KernelBytesPerS)), Size(int64(c.BatchBytesPerS)))
 		}
 	}
+}
+
+// shortGPU is a GPU's id with the first part of its UUID.
+func shortGPU(id string) string {
+	const kind = len("GPU-") // or MIG-
+	if len(id) <= kind {
+		return Clean(id)
+	}
+	return Clean(id[:kind]) + Short(id[kind:])
+}
+
+// gpuModel is what fits a column of a GPU's name.
+func gpuModel(name string) string {
+	const most = 26
+	name = strings.TrimPrefix(Clean(name), "NVIDIA ")
+	if letters := []rune(name); len(letters) > most {
+		name = string(letters[:most-1]) + "…"
+	}
+	return name
+}
+
+// wrapped writes a text in lines that fit a terminal; those after the first are indented.
+func wrapped(w io.Writer, text string) {
+	const columns = 80
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= columns:
+			line += " " + word
+		default:
+			fmt.Fprintln(w, line)
+			line = "  " + word
+		}
+	}
+	fmt.Fprintln(w, line)
 }
 
 // printWork prints the work of all engines together, and what waits now.
 func printWork(w io.Writer, s *daemon.Status, r *Rates) {
 	q, t, st := &s.Queues, &s.Totals, &s.Store
 	fmt.Fprintf(w, "hits\t%s of tokens that engines lacked (%d of %d)\n\t%d tokens they had themselves\n",
-		percent(float64(t.Requests.OfferedTokens), float64(t.Requests.QueriedTokens)), t.Requests.OfferedTokens, t.Requests.QueriedTokens,
+		Percent(float64(t.Requests.OfferedTokens), float64(t.Requests.QueriedTokens)), t.Requests.OfferedTokens, t.Requests.QueriedTokens,
 		t.Requests.EngineTokens)
 	fmt.Fprintf(w, "decisions\t%d hits offered in full, %d trimmed, %d refused as slower than prefill\n",
 		t.Requests.DecisionsFull, t.Requests.DecisionsTrimmed, t.Requests.DecisionsRefused)
 	fmt.Fprintf(w, "\tread latency %s, queue %s; offers limited for %d engines\n",
-		latency(st.ReadSpeed.LatencyS), size(q.ReadQueuedBytes), cutting(s))
-	fmt.Fprintf(w, "loads\t%s, %d blocks, %d failed\n", size(int64(t.Transfers.LoadedBytes)), t.Transfers.LoadedBlocks, t.Transfers.FailedBlocks)
-	fmt.Fprintf(w, "saves\t%s, %d blocks, %d dropped\n", size(int64(t.Transfers.SavedBytes)), t.Transfers.SavedBlocks, t.Transfers.DroppedBlocks)
+		latency(st.ReadSpeed.LatencyS), Size(q.ReadQueuedBytes), cutting(s))
+	fmt.Fprintf(w, "loads\t%s, %d blocks, %d failed\n", Size(int64(t.Transfers.LoadedBytes)), t.Transfers.LoadedBlocks, t.Transfers.FailedBlocks)
+	fmt.Fprintf(w, "saves\t%s, %d blocks, %d dropped\n", Size(int64(t.Transfers.SavedBytes)), t.Transfers.SavedBlocks, t.Transfers.DroppedBlocks)
 	fmt.Fprintf(w, "disk\t%d evicted, %d corrupt, %d read errors, %d timeouts, %d write errors\n",
 		st.Evicted, st.Corrupt, st.ReadErrors, st.ReadTimeouts, st.WriteErrors)
 	fmt.Fprintf(w, "queues\t%d loads (%d waiting for memory), %d reads waiting,\n\t%s of %s being read, %s to write, %d leases\n",
-		q.LoadsInFlight, q.HostWaiting, q.QueuedReads, size(q.ReadInFlightBytes), size(q.ReadBudgetBytes), size(q.WriteInFlightBytes), q.Leases)
+		q.LoadsInFlight, q.HostWaiting, q.QueuedReads, Size(q.ReadInFlightBytes), Size(q.ReadBudgetBytes), Size(q.WriteInFlightBytes), q.Leases)
 	if r == nil {
 		return
 	}
 	hit := "-"
-	if r.hit >= 0 {
-		hit = percent(r.hit, 1)
+	if r.Hit >= 0 {
+		hit = Percent(r.Hit, 1)
 	}
-	fmt.Fprintf(w, "now\tload %s/s, save %s/s, disk read %s/s\n", size(int64(r.loadBytesPerS)), size(int64(r.saveBytesPerS)), size(int64(r.diskReadBytesPerS)))
+	fmt.Fprintf(w, "now\tload %s/s, save %s/s, disk read %s/s\n", Size(int64(r.LoadBytesPerS)), Size(int64(r.SaveBytesPerS)), Size(int64(r.DiskReadBytesPerS)))
 	fmt.Fprintf(w, "\t%.0f tokens/s asked, %.0f tokens/s loaded, hit rate %s,\n\t%.1f blocks/s failed, %.1f dropped\n",
-		r.queriedTokensPerS, r.loadTokensPerS, hit, r.failedBlocksPerS, r.droppedBlocksPerS)
+		r.QueriedTokensPerS, r.LoadTokensPerS, hit, r.FailedBlocksPerS, r.DroppedBlocksPerS)
 }
 
 // cutting counts the engines whose last hit was trimmed or refused.
@@ -192,13 +234,13 @@ func printEngines(w io.Writer, s *daemon.Status) {
 		if r.PrefillTokensPerS > 0 {
 			prefill = fmt.Sprintf("%.0f/s", r.PrefillTokensPerS)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%d\t%d\t%s\t%s\t%d\n", short(e.Engine), process(e.PID), clean(e.Model),
-			ranksOf(s, e.Engine), e.RanksNeeded, r.Requests, r.QueriedTokens, percent(float64(r.OfferedTokens), float64(r.QueriedTokens)),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%d\t%d\t%s\t%s\t%d\n", Short(e.Engine), process(e.PID), Clean(e.Model),
+			ranksOf(s, e.Engine), e.RanksNeeded, r.Requests, r.QueriedTokens, Percent(float64(r.OfferedTokens), float64(r.QueriedTokens)),
 			prefill, r.FailedLoads)
 	}
 	for i := range s.Engines {
 		if e := &s.Engines[i]; e.NotReady != "" {
-			fmt.Fprintf(w, "\nNOT READY\t%s: %s\n", clean(e.Engine), clean(e.NotReady))
+			fmt.Fprintf(w, "\nNOT READY\t%s: %s\n", Clean(e.Engine), Clean(e.NotReady))
 		}
 	}
 }
@@ -221,18 +263,18 @@ func printRanks(w io.Writer, s *daemon.Status) {
 	for i := range s.Ranks {
 		r := &s.Ranks[i]
 		t := &r.Transfers
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\n", short(r.Engine), r.Rank, sizes(r.BlockBytes),
-			size(int64(t.LoadedBytes)), t.FailedBlocks, size(int64(t.SavedBytes)), t.DroppedBlocks, t.LoadsInFlight)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\n", Short(r.Engine), r.Rank, sizes(r.BlockBytes),
+			Size(int64(t.LoadedBytes)), t.FailedBlocks, Size(int64(t.SavedBytes)), t.DroppedBlocks, t.LoadsInFlight)
 	}
 }
 
-// short is an engine's name for a table: of a UUID, such as vLLM makes, the first part is enough.
-func short(engine string) string {
+// Short is an engine's name for a table: of a UUID, such as vLLM makes, the first part is enough.
+func Short(engine string) string {
 	const uuid, first = 36, 8
 	if len(engine) >= uuid && uuidForm(engine[:uuid]) {
 		engine = engine[:first] + engine[uuid:]
 	}
-	return clean(engine)
+	return Clean(engine)
 }
 
 func uuidForm(s string) bool {
@@ -252,8 +294,8 @@ func process(pid int) string {
 	return strconv.Itoa(pid)
 }
 
-// clean makes a name that an engine gave fit for a terminal.
-func clean(name string) string {
+// Clean makes a name that an engine gave fit for a terminal.
+func Clean(name string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'
@@ -269,12 +311,13 @@ func sizes(list []int) string {
 	}
 	text := make([]string, len(list))
 	for i, n := range list {
-		text[i] = size(int64(n))
+		text[i] = Size(int64(n))
 	}
 	return strings.Join(text, "+")
 }
 
-func size(n int64) string {
+// Size is a number of bytes in the unit that suits it.
+func Size(n int64) string {
 	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, i := float64(n), 0
 	for v >= 1024 && i < len(units)-1 {
@@ -286,7 +329,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", v, units[i])
 }
 
-func percent(part, whole float64) string {
+// Percent is a part of a whole in percent, or - of nothing.
+func Percent(part, whole float64) string {
 	if whole == 0 {
 		return "-"
 	}

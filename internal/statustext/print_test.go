@@ -92,7 +92,7 @@ func TestStatusOutput(t *testing.T) {
 
 func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 	r := Since(exampleStatus(58), exampleStatus(60))
-	if r == nil || r.loadBytesPerS != 1<<30 || r.queriedTokensPerS != 1000 || r.hit != 0.75 || r.droppedBlocksPerS != 2 {
+	if r == nil || r.LoadBytesPerS != 1<<30 || r.QueriedTokensPerS != 1000 || r.Hit != 0.75 || r.DroppedBlocksPerS != 2 {
 		t.Errorf("rates %+v", r)
 	}
 	other := exampleStatus(60)
@@ -102,7 +102,7 @@ func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 	}
 	idle := exampleStatus(60)
 	idle.UptimeS++
-	if r := Since(exampleStatus(60), idle); r.hit != -1 || r.loadBytesPerS != 0 {
+	if r := Since(exampleStatus(60), idle); r.Hit != -1 || r.LoadBytesPerS != 0 {
 		t.Errorf("idle: %+v", r)
 	}
 }
@@ -110,7 +110,10 @@ func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 // A terminal has 80 columns, and vLLM's ids are UUIDs. In a container engines may have no process number.
 func TestAStatusFitsATerminal(t *testing.T) {
 	before, s := exampleStatus(58), exampleStatus(60)
-	s.GPUs = nil // their own ids are long
+	s.GPUs[1].Name, s.GPUs[1].LastError = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "the copier does not answer, and its process "+
+		"had to be killed: it may be that the driver has hung (exit status 137)"
+	s.GPUs[1].UUID, s.GPUs[2].UUID = "MIG-10010203-0405-0607-0809-0a0b0c0d0e0f", "odd"
+	s.GPUs[0].LoadedBytes, s.GPUs[0].SavedBytes = 1000<<40, 1000<<40
 	const uuid = "0f8fad5b-d9cb-469f-a165-70867728950e"
 	s.Engines[0].Engine, s.Engines[0].PID, s.Engines[0].Model = uuid+"_dp0", 0, "Qwen/Qwen3-0.6B"
 	for i := range s.Ranks {
@@ -129,7 +132,7 @@ func TestAStatusFitsATerminal(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	for name, want := range map[string]string{"chat-0": "chat-0", uuid: "0f8fad5b", "0f8fad5b-d9cb-469f-a165-70867728950x": "0f8fad5b-d9cb-469f-a165-70867728950x", "": "", uuid[:35]: uuid[:35]} {
-		if got := short(name); got != want {
+		if got := Short(name); got != want {
 			t.Errorf("%q is shown as %q, want %q", name, got, want)
 		}
 	}

@@ -4,12 +4,12 @@ import "github.com/kvconn/kvconn/internal/daemon"
 
 // Rates are differences of counters over the time between two looks at a daemon.
 type Rates struct {
-	loadBytesPerS, saveBytesPerS        float64
-	diskReadBytesPerS                   float64
-	queriedTokensPerS, loadTokensPerS   float64
-	droppedBlocksPerS, failedBlocksPerS float64
-	// hit is the part of the queried tokens that was offered; -1 if none were.
-	hit float64
+	LoadBytesPerS, SaveBytesPerS        float64
+	DiskReadBytesPerS                   float64
+	QueriedTokensPerS, LoadTokensPerS   float64
+	DroppedBlocksPerS, FailedBlocksPerS float64
+	// Hit is the part of the queried tokens that was offered; -1 if none were.
+	Hit float64
 }
 
 // Since compares two looks; nil if they cannot be compared, because there was none before or
@@ -23,17 +23,17 @@ func Since(before, now *daemon.Status) *Rates {
 	delta := func(before, now uint64) float64 { return float64(now - min(before, now)) } // never negative
 	rate := func(before, now uint64) float64 { return delta(before, now) / seconds }
 	r := &Rates{
-		loadBytesPerS:     rate(a.Transfers.LoadedBytes, b.Transfers.LoadedBytes),
-		saveBytesPerS:     rate(a.Transfers.SavedBytes, b.Transfers.SavedBytes),
-		diskReadBytesPerS: rate(before.Store.ReadBytes, now.Store.ReadBytes),
-		queriedTokensPerS: rate(a.Requests.QueriedTokens, b.Requests.QueriedTokens),
-		loadTokensPerS:    rate(a.Requests.LoadTokens, b.Requests.LoadTokens),
-		droppedBlocksPerS: rate(a.Transfers.DroppedBlocks, b.Transfers.DroppedBlocks),
-		failedBlocksPerS:  rate(a.Transfers.FailedBlocks, b.Transfers.FailedBlocks),
-		hit:               -1,
+		LoadBytesPerS:     rate(a.Transfers.LoadedBytes, b.Transfers.LoadedBytes),
+		SaveBytesPerS:     rate(a.Transfers.SavedBytes, b.Transfers.SavedBytes),
+		DiskReadBytesPerS: rate(before.Store.ReadBytes, now.Store.ReadBytes),
+		QueriedTokensPerS: rate(a.Requests.QueriedTokens, b.Requests.QueriedTokens),
+		LoadTokensPerS:    rate(a.Requests.LoadTokens, b.Requests.LoadTokens),
+		DroppedBlocksPerS: rate(a.Transfers.DroppedBlocks, b.Transfers.DroppedBlocks),
+		FailedBlocksPerS:  rate(a.Transfers.FailedBlocks, b.Transfers.FailedBlocks),
+		Hit:               -1,
 	}
 	if queried := delta(a.Requests.QueriedTokens, b.Requests.QueriedTokens); queried > 0 {
-		r.hit = delta(a.Requests.OfferedTokens, b.Requests.OfferedTokens) / queried
+		r.Hit = delta(a.Requests.OfferedTokens, b.Requests.OfferedTokens) / queried
 	}
 	return r
 }

@@ -25,6 +25,7 @@ type running struct {
 	url  string
 	stop context.CancelFunc
 	done chan error
+	left bool // the test does not wait for its end
 }
 
 // start runs a router. It ends with the test.
@@ -46,6 +47,9 @@ func start(t *testing.T, change func(*Options)) *running {
 	}
 	t.Cleanup(func() {
 		cancel()
+		if r.left {
+			return
+		}
 		if err := <-r.done; err != nil {
 			t.Error(err)
 		}

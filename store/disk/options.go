@@ -25,6 +25,8 @@ type Options struct {
 	// journal, snapshot). 0 means 80% of the space that is free in the filesystem of its
 	// segments, or the store's own, when it is opened: higher leaves no room for what else writes to the filesystem.
 	MaxBytes int64
+	// MaxPercent says the same as a share of that filesystem, 0 to 100; MaxBytes overrides it.
+	MaxPercent float64
 	// MinFreeBytes is what the store leaves free in the filesystem of its segments, whoever
 	// uses the rest: it makes no segment that would take it, and gives segments back when there
 	// is less. 0 means MinFreePercent; a negative value means that nothing need stay free.
@@ -168,6 +170,8 @@ func (o *Options) Validate() error {
 		return errors.New("store options: Dir is empty")
 	case o.MaxBytes != 0 && o.MaxBytes < MinMaxBytes:
 		return fmt.Errorf("store options: MaxBytes %d: at least %d", o.MaxBytes, int64(MinMaxBytes))
+	case o.MaxPercent < 0 || o.MaxPercent >= 100:
+		return fmt.Errorf("store options: MaxPercent %v: 0 to 100", o.MaxPercent)
 	case o.MinFreePercent < 0 || o.MinFreePercent >= 100:
 		return fmt.Errorf("store options: MinFreePercent %v: 0 to 100", o.MinFreePercent)
 	case o.SegmentBytes < 1<<20 || o.SegmentBytes > 64<<30:

@@ -30,7 +30,7 @@ from fake_daemon import (
     frame,
 )
 
-from kvconn import client, link
+from kvconn import __version__, client, link
 from kvconn.client import (
     FinishedLoad,
     GroupLayout,
@@ -137,6 +137,17 @@ def test_hello_says_who_connects(fake: FakeDaemon) -> None:
     assert body["versions"] == [2, 2]
     assert (body["role"], body["rank"], body["engine"], body["manifest"]) == ("worker", 3, "e", b"{}")
     assert body["staged"] is False
+    # The daemon cannot see the process of another container: its log and status have what the client says.
+    assert body["client"] == f"kvconn-python/{__version__} host/{socket.gethostname()} pid/{os.getpid()}"
+
+
+def test_a_client_with_a_long_name_is_let_in(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9" + 600 * "x")
+    assert WorkerClient(options(fake.path), rank=0)._link.connect() is not None
+    assert fake.asked.get()[1]["client"] == f"kvconn-python/{__version__}"
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udce9")
+    assert WorkerClient(options(fake.path), rank=0)._link.connect() is not None
+    assert fake.asked.get()[1]["client"] == f"kvconn-python/{__version__} host/h? pid/{os.getpid()}"
 
 
 def test_no_connection_is_made_while_the_manifest_is_not_known(

@@ -72,6 +72,9 @@ func (c *Cmd) route(ctx context.Context, command *kong.Context, std *terminal.St
 	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
+	if limit := hostmemory.LimitHeap(0); limit > 0 {
+		log.Debug("heap is bounded", "bytes", limit)
+	}
 	return service.Run(ctx, o)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/disk/shadow"
 )
 
 // MendedError is no failure, but what a script wants to know: damage was found and mended.
@@ -31,7 +32,7 @@ type FsckCmd struct {
 	Dir      string `arg:"" help:"Store directory, or s3://BUCKET/PREFIX."`
 	Payload  bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
 	KeyFile  string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemons that use the store."`
-	NoRepair bool   `name:"no-repair" help:"Change nothing in a bucket; the status is 1 if anything is wrong with it."`
+	NoRepair bool   `name:"no-repair" help:"Change nothing and say what would be repaired; the status is 1 if anything is wrong."`
 	JSON     bool   `name:"json" help:"Print the result as JSON."`
 	config.Bucket
 }
@@ -42,6 +43,8 @@ func (*FsckCmd) Help() string {
 repaired, and says exactly what it dropped. The daemon must not be running. A store needs
 no fsck to be safe: every load is verified, and what fails is dropped then. The exit status is 0
 if nothing was wrong, 3 if what was wrong is mended, and 1 if it is not or could not be checked.
+With --no-repair not a byte of the store changes: the check works on a copy of the journal and the
+small files below $TMPDIR.
 
 Of a bucket it compares the objects with the lists, while daemons may use it. It deletes nothing
 that daemons read: what is missing or damaged is taken out of the offer, what is whole and in no
@@ -56,9 +59,6 @@ func (c *FsckCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	if isBucket(c.Dir) {
 		return c.checkBucket(ctx, std)
 	}
-	if c.NoRepair {
-		return errors.New("--no-repair is for buckets: the check of a directory repairs what it finds")
-	}
 	// Opening a store makes one: a mistyped directory must not become one.
 	if _, err := os.Stat(filepath.Join(c.Dir, "FORMAT")); errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("look into %s: %w: only the user of the daemon can check its store", c.Dir, err)
@@ -72,9 +72,13 @@ func (c *FsckCmd) Run(ctx context.Context, std *terminal.Streams) error {
 		return err
 	}
 	bar := terminal.NewProgress(std.Err, "checking records")
-	report, err := disk.Fsck(ctx, c.Dir, disk.FsckOptions{
-		Payload: c.Payload, Progress: bar.Set, Store: disk.Options{Ring: ring, Logger: slog.New(slog.DiscardHandler)},
-	})
+	o := disk.FsckOptions{Payload: c.Payload, Progress: bar.Set, Store: disk.Options{Ring: ring, Logger: slog.New(slog.DiscardHandler)}}
+	var report disk.FsckReport
+	if c.NoRepair {
+		report, err = shadow.Fsck(ctx, c.Dir, os.TempDir(), o)
+	} else {
+		report, err = disk.Fsck(ctx, c.Dir, o)
+	}
 	bar.Finish()
 	if err != nil {
 		return err
@@ -82,7 +86,11 @@ func (c *FsckCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	if c.JSON {
 		err = terminal.PrintJSON(std.Out, report)
 	} else {
-		err = printFsck(std.Out, &report)
+		err = printFsck(std.Out, &report, c.NoRepair)
+	}
+	if err == nil && c.NoRepair && !report.Clean() {
+		return fmt.Errorf("the store is damaged, and nothing was changed: %d repairs and %d dropped records would mend it, %d things would stay wrong",
+			len(report.Repaired), len(report.Dropped), len(report.Failed))
 	}
 	if err == nil && len(report.Failed) > 0 {
 		return fmt.Errorf("%d things could be neither read nor repaired", len(report.Failed))
@@ -93,13 +101,18 @@ func (c *FsckCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	return err
 }
 
-func printFsck(out io.Writer, r *disk.FsckReport) error {
+// printFsck prints what was done or, if dry is set, what would be.
+func printFsck(out io.Writer, r *disk.FsckReport, dry bool) error {
+	repaired, dropped := "repaired", "dropped"
+	if dry {
+		repaired, dropped = "would be repaired", "would be dropped"
+	}
 	for _, what := range r.Repaired {
-		fmt.Fprintf(out, "repaired: %s\n", what)
+		fmt.Fprintf(out, "%s: %s\n", repaired, what)
 	}
 	for i := range r.Dropped {
 		d := &r.Dropped[i]
-		fmt.Fprintf(out, "dropped: record %s (shard %d), slot %d of segment %d: %s\n", d.Key, d.Shard, d.Slot, d.Segment, d.Reason)
+		fmt.Fprintf(out, "%s: record %s (shard %d), slot %d of segment %d: %s\n", dropped, d.Key, d.Shard, d.Slot, d.Segment, d.Reason)
 	}
 	for _, what := range r.Failed {
 		fmt.Fprintf(out, "failed: %s\n", what)

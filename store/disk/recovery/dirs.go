@@ -101,6 +101,7 @@ func (s *State) probeDirect() (bool, error) {
 func (s *State) findLimits(files []*segmentFile) (err error) {
 	o := segment.LimitOptions{
 		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, SegmentDir), MaxBytes: s.opts.MaxBytes,
+		MaxPercent:   s.opts.MaxPercent,
 		SegmentBytes: s.opts.SegmentBytes, MinFree: s.opts.MinFree,
 		CheckOnly: s.opts.CheckOnly, Told: true, Report: s.opts.Report,
 	}

@@ -34,8 +34,9 @@ var (
 // Options say how a state is opened.
 type Options struct {
 	Dir string
-	// MaxBytes, MinFree and SegmentBytes are what the space's limits follow from.
+	// MaxBytes, MaxPercent, MinFree and SegmentBytes are what the space's limits follow from.
 	MaxBytes     int64
+	MaxPercent   float64
 	MinFree      segment.MinFree
 	SegmentBytes int64
 	// JournalCacheBytes is the size of the journal's block cache.

@@ -13,7 +13,7 @@ const (
 	// store that was given none: a file system that is nearly full is slow, and others
 	// write to it.
 	defaultCapNum, defaultCapDen = 4, 5
-	// smallCapBytes is a default cap below which something is likely to be wrong: a disk
+	// smallCapBytes is a computed cap below which something is likely to be wrong: a disk
 	// that is full, or not mounted yet.
 	smallCapBytes = 1 << 30
 	// The default of Options.MinFreeBytes is the larger of this part of the file system and
@@ -52,8 +52,9 @@ type LimitOptions struct {
 	FS   fsio.FS
 	Root string // the store's directory
 	Dir  string // that of the segments
-	// MaxBytes, SegmentBytes and MinFree are as the user has them.
+	// MaxBytes, MaxPercent, SegmentBytes and MinFree are as the user has them.
 	MaxBytes, SegmentBytes int64
+	MaxPercent             float64
 	MinFree                MinFree
 	// CheckOnly is set where the cap that the store is used with is not known.
 	CheckOnly bool
@@ -99,6 +100,11 @@ func (o *LimitOptions) findCap(room fsio.Room, unknown error) (limit int64, sour
 	if o.MaxBytes != 0 {
 		return o.MaxBytes, "configured", nil
 	}
+	if o.MaxPercent > 0 && unknown == nil {
+		limit = max(MinBytes, int64(float64(room.TotalBytes)*o.MaxPercent/100))
+		o.warnOfSmall(limit, room)
+		return limit, fmt.Sprintf("configured: %v%% of the file system", o.MaxPercent), nil
+	}
 	own, err := o.ownBytes()
 	switch {
 	case err != nil && unknown != nil:
@@ -111,11 +117,16 @@ func (o *LimitOptions) findCap(room fsio.Room, unknown error) (limit int64, sour
 		return limit, source, nil
 	}
 	limit = max(MinBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
+	o.warnOfSmall(limit, room)
+	return limit, "80% of free and own space", nil
+}
+
+// warnOfSmall says that a cap that nobody gave as a size is smaller than anybody would want.
+func (o *LimitOptions) warnOfSmall(limit int64, room fsio.Room) {
 	if limit < smallCapBytes {
 		o.Report.Logger.Warn("store: little space: the cap is small", "max_bytes", limit, "free_bytes", room.FreeBytes,
 			"remedy", "free space in the file system of the store, see that its disk is mounted, or set max_bytes; then restart kvconnd")
 	}
-	return limit, "80% of free and own space", nil
 }
 
 // capAlone is the cap of a store that has the file system for itself, and so no smaller than the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -67,6 +69,13 @@ class Options:
             _check_manifest(self.manifest)
         if not (0 < self.timeout <= MAX_LOAD_TIMEOUT_S and 0 < self.retry_interval <= MAX_LOAD_TIMEOUT_S):
             raise ValueError(f"timeout and retry_interval must be positive, and at most {MAX_LOAD_TIMEOUT_S:g} s")
+
+
+def _client(options: Options) -> str:
+    """Return the client's name with its host and process, which a daemon in another container cannot see."""
+    host = socket.gethostname().encode("ascii", "replace").decode()
+    name = f"{options.client} host/{host} pid/{os.getpid()}"
+    return name if len(name.encode()) <= MAX_ID_BYTES else options.client
 
 
 def _check_manifest(manifest: bytes) -> None:
@@ -244,7 +253,7 @@ class Link:
         if manifest is None:
             return None
         _check_manifest(manifest)
-        return messages.hello(self._role, o.client, o.engine, manifest, self._rank, versions=self._versions)
+        return messages.hello(self._role, _client(o), o.engine, manifest, self._rank, versions=self._versions)
 
     def _say_hello(self, conn: Connection, hello: dict[str, Any]) -> str:
         try:
@@ -267,7 +276,7 @@ class Link:
         if not conn.token:
             raise ProtocolError("kvconnd has not named the session")
         hello = messages.hello(
-            "channel", o.client, o.engine, b"", self._rank, versions=self._versions, session=conn.token
+            "channel", _client(o), o.engine, b"", self._rank, versions=self._versions, session=conn.token
         )
         channel = Connection.open(o.socket, o.timeout)
         try:

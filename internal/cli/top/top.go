@@ -1,0 +1,102 @@
+// Package top is `kvconnd top`: a view of a daemon or a router that fills the terminal.
+package top
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	tea "charm.land/bubbletea/v2" // raw mode, keys, resizing, suspension and the way back from each
+	"github.com/alecthomas/kong"
+	"golang.org/x/term"
+
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/locate"
+	"github.com/kvconn/kvconn/internal/routerstatus"
+)
+
+// minInterval is the shortest time between two looks: more often they would themselves load the daemon.
+const minInterval = 100 * time.Millisecond
+
+// Cmd is `kvconnd top`.
+type Cmd struct {
+	Config    settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
+	HTTP      string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"HTTP address or URL of the daemon, or of a router. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
+	Dir       string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Show the daemon that serves this store directory, whatever its address."`
+	HTTPToken string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
+	Token     string        `name:"token" env:"KVCONN_ROUTER_TOKEN" placeholder:"TOKEN" help:"The token of a router. Set it in the environment: a command line can be seen by others."`
+	Interval  time.Duration `name:"interval" short:"i" default:"2s" help:"Time between two looks (default 2s)."`
+}
+
+// Help is shown below the command's summary.
+func (*Cmd) Help() string {
+	return `Fills the terminal with what a daemon does now: rates of the last interval, tiers, engines and models; of a router
+its requests, ranks and models. q ends it, s changes what the tables are sorted by. Where the output is no terminal it
+prints one look and ends.`
+}
+
+// Validate reports an interval that would itself load the daemon.
+func (c *Cmd) Validate() error {
+	if c.Interval < minInterval {
+		return fmt.Errorf("--interval is %s: at least %s", c.Interval, minInterval)
+	}
+	return nil
+}
+
+// Run shows the view until a key or a signal ends it.
+func (c *Cmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
+	at := locate.Settings{HTTP: c.HTTP, Dir: c.Dir, Token: c.HTTPToken}
+	if resolver.Source(command, "http").Kind == config.FromFlag { // it wins over a directory
+		at.Dir = ""
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends a look that is under way
+	take := func() look { return takeLook(ctx, at, c.Token) }
+	if !isTerminal(std.In) || !isTerminal(std.Out) {
+		fmt.Fprintln(std.Err, "kvconnd: top needs a terminal; this is one look, and 'kvconnd status --watch' prints one after the other")
+		return once(std.Out, take())
+	}
+	program := tea.NewProgram(newModel(take, c.Interval), tea.WithContext(ctx), tea.WithInput(std.In), tea.WithOutput(std.Out),
+		tea.WithoutSignalHandler()) // signals end ctx
+	_, err := program.Run()
+	if ctx.Err() != nil && errors.Is(err, tea.ErrProgramKilled) {
+		return nil
+	}
+	return err
+}
+
+// once prints one look.
+func once(out io.Writer, l look) error {
+	if l.err != nil {
+		return l.err
+	}
+	_, err := io.WriteString(out, text(l, look{}, byUse))
+	return err
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// look is what a daemon or a router said: one of both, or why neither did.
+type look struct {
+	daemon *daemon.Status
+	router *routerstatus.Status
+	err    error
+}
+
+func takeLook(ctx context.Context, at locate.Settings, routerToken string) look {
+	s, err := at.Status(ctx)
+	if router := (*locate.RouterError)(nil); errors.As(err, &router) {
+		r, err := routerstatus.Fetch(ctx, router.Address, routerToken)
+		return look{router: r, err: err}
+	}
+	return look{daemon: s, err: err}
+}
