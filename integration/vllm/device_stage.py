@@ -24,6 +24,8 @@ DELAY_US = 300_000
 FEW_BLOCKS = {"llama": 34, "gemma3": 72}
 """By kind of model: enough for one request of any length, and for four prompts, but not for their long answers."""
 CROWDED = 1000
+# How often crowded prompts are asked for at most, until blocks were taken back from a save.
+CROWDED_ROUNDS = 5
 LONG_ANSWER = {"llama": 64, "gemma3": 400}
 """Tokens of prompts, and of answers by kind of model, that have to share the blocks."""
 STEADY_S = 1.0
@@ -138,10 +140,14 @@ class OnDevice(Stage):
         prompts = [prompt(rng, CROWDED) for _ in range(4)]
         want = [self.long(engine, p, **NO_CACHE) for p in prompts]
         self.forgotten(engine)
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            got = list(pool.map(lambda p: self.long(engine, p), prompts))
-        self.same("preempted while saving", got, want)
-        self.forgotten(engine)
+        # A save has to be under way when its blocks are given out again: on a slow machine that takes luck.
+        for _ in range(CROWDED_ROUNDS):
+            with ThreadPoolExecutor(len(prompts)) as pool:
+                got = list(pool.map(lambda p: self.long(engine, p), prompts))
+            self.same("preempted while saving", got, want)
+            self.forgotten(engine)
+            if self.daemon.metric("kvconn_dropped_blocks_total") > 0:
+                break
         got = [self.long(engine, p) for p in prompts]
         self.same("afterwards", got, want)
         if self._whole:  # windows take blocks back without any preemption, and hits need what they took

@@ -114,6 +114,7 @@ def tier_is_shown(report: Report, engine: Engine, followed: Followed, chunks: in
         full = f"vllm:kvconn_{name}"
         _wait(lambda full=full, number=number: metric(engine, full) >= number)
         report.check(f"tier: vLLM's metric {full}", metric(engine, full) >= number, f"{metric(engine, full):g}")
+    _wait(lambda: len(followed.hashes("BlockStored", "STORAGE")) >= chunks)
     stored, computed = followed.hashes("BlockStored", "STORAGE"), followed.hashes("BlockStored", "GPU")
     report.check("tier: KV events: every saved chunk is announced", len(stored) >= chunks, f"{len(stored)} of {chunks}")
     report.equal("tier: KV events: their hashes are vLLM's", len(stored - computed), 0)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 from environment import Environment
@@ -150,7 +151,10 @@ class Daemon(Program):
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's series; 0 if there is none, as while no engine has connected."""
-        lines = get(self.port, "/metrics")[1].splitlines()
+        status, text = get(self.port, "/metrics")
+        if status != HTTPStatus.OK:
+            self.fail_with_log(f"kvconnd answers /metrics with {status}")
+        lines = text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def wait_for_engine(self, ranks: int = 1) -> None:

@@ -87,11 +87,16 @@ func byModel(all []store.Contents) []Model {
 	if len(list) <= models.MaxModels {
 		return list
 	}
-	other := Model{Model: models.Other}
-	for _, m := range list[models.MaxModels:] {
-		other.add(m.Namespaces, m.Records, m.Bytes)
+	// A client may name a model as the rest is named: there is one series of a name.
+	kept, other := make([]Model, 0, models.MaxModels+1), Model{Model: models.Other}
+	for _, m := range list {
+		if len(kept) < models.MaxModels && m.Model != models.Other {
+			kept = append(kept, m)
+		} else {
+			other.add(m.Namespaces, m.Records, m.Bytes)
+		}
 	}
-	return append(list[:models.MaxModels:models.MaxModels], other)
+	return append(kept, other)
 }
 
 func (m *Model) add(namespaces int, records, bytes int64) {

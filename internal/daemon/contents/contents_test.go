@@ -30,13 +30,17 @@ func TestModelsAreBounded(t *testing.T) {
 	for i := range 3 * models.MaxModels {
 		all = append(all, of(fmt.Sprintf(`{"model":"%s%d"}`, strings.Repeat("x", models.MaxNameBytes-2), i%90+10), 1, int64(i)))
 	}
-	all = append(all, of(`{"model":"`+strings.Repeat("y", 1000)+`"}`, 1, 1<<40))
+	all = append(all, of(`{"model":"`+strings.Repeat("y", 1000)+`"}`, 1, 1<<40), of(`{"model":"other"}`, 1, 1<<30))
 	got := byModel(all)
 	if len(got) != models.MaxModels+1 || got[models.MaxModels].Model != models.Other || len(got[0].Model) != models.MaxNameBytes {
 		t.Errorf("%d models, the last is %q", len(got), got[len(got)-1].Model)
 	}
-	records := int64(0)
+	records, names := int64(0), make(map[string]bool)
 	for _, m := range got {
+		if names[m.Model] {
+			t.Errorf("%s is there twice", m.Model)
+		}
+		names[m.Model] = true
 		records += m.Records
 	}
 	if records != int64(len(all)) {

@@ -32,7 +32,7 @@ function draw(s, list, history, recent) {
     ["state", (r) => (r.ready ? "ready" : r.why || "not ready"), "words"],
     ["requests", (r) => count(r.load.active_requests || 0), "n"],
     ["prompt tokens", (r) => bar(r.load.prompt_tokens || 0, most)],
-    ["to compute", (r) => count(r.load.uncached_tokens || 0), "n"],
+    ["queued tokens", (r) => count(r.load.queued_tokens || 0), "n"],
     ["GPU blocks", (r) => count(r.gpu_blocks), "n"],
     ["events", (r) => (r.event_feed ? r.event_feed.state : "none")],
     ["disk", (r) => (r.disk_feed ? r.disk_feed.state : "none")],
