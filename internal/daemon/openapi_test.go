@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
@@ -74,6 +75,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"Refusal", reflect.TypeFor[residencystream.Refusal](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
+		{"NamespaceList", reflect.TypeFor[admin.List](), true}, {"Namespace", reflect.TypeFor[admin.Namespace](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
 		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/version"
@@ -43,7 +44,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency = residencystream.New(ctx, s, bucket)
+	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(s)
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}
