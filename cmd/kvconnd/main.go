@@ -42,7 +42,7 @@ type cli struct {
 	Serve      serveCmd       `cmd:"" help:"Run the daemon of this node."`
 	Router     routing.Cmd    `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
 	Status     statusCmd      `cmd:"" help:"Show what a running daemon does."`
-	Cache      cache.Cmd      `cmd:"" help:"See what the store of a running daemon holds, by model and namespace."`
+	Cache      cache.Cmd      `cmd:"" help:"List and remove what the store of a running daemon holds."`
 	Config     configure.Cmd  `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Doctor     doctorCmd      `cmd:"" help:"Look at what an engine needs before it is started."`
 	Demo       demoCmd        `cmd:"" help:"Show on this machine what the cache does."`

@@ -37,7 +37,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 			t.Errorf("%s is not described", route.Pattern)
 			continue
 		}
-		code, contentType := r.head(strings.ReplaceAll(path, "{name}", "page.css"))
+		code, contentType := r.head(method, strings.NewReplacer("{name}", "page.css", "{digest}", strings.Repeat("0", 64)).Replace(path))
 		response := op.Responses[strconv.Itoa(code)]
 		if _, ok := response.Content[contentType]; !ok || response.Description == "" {
 			t.Errorf("%s answers %d with %s, described is %v", path, code, contentType, op.Responses)
@@ -52,9 +52,13 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 
 // head asks for a path and returns status code and content type, without waiting for the
 // end of the answer: one of them has none.
-func (r *running) head(path string) (code int, contentType string) {
+func (r *running) head(method, path string) (code int, contentType string) {
 	r.t.Helper()
-	resp, err := http.Get("http://" + r.HTTP + path)
+	req, err := http.NewRequestWithContext(r.t.Context(), method, "http://"+r.HTTP+path, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -76,6 +80,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"NamespaceList", reflect.TypeFor[admin.List](), true}, {"Namespace", reflect.TypeFor[admin.Namespace](), true},
+		{"Removal", reflect.TypeFor[admin.Removal](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
 		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},

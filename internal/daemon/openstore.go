@@ -44,7 +44,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(s)
+	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Logger: d.opts.Logger})
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}

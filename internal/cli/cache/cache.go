@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -22,6 +23,7 @@ import (
 // Cmd is `kvconnd cache`.
 type Cmd struct {
 	LS lsCmd `cmd:"" name:"ls" help:"List what the store of a running daemon holds, by model and namespace."`
+	RM rmCmd `cmd:"" name:"rm" help:"Remove what disk and host tier of a running daemon hold of models or namespaces."`
 }
 
 // where says which daemon is asked.
@@ -87,14 +89,26 @@ func (c *client) ask(ctx context.Context, method, path string, answer any) error
 	return nil
 }
 
+// errGone says that there is no such namespace.
+var errGone = errors.New("there is no such namespace")
+
 func refusal(path string, resp *http.Response, text string) error {
-	if resp.StatusCode == http.StatusNotFound && !strings.HasPrefix(text, "no namespace") {
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(text, "no namespace") {
+		return errGone
+	}
+	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed {
 		return fmt.Errorf("%s: the daemon does not know this request: it is older than this command", path)
 	}
 	if text == "" {
 		text = resp.Status
 	}
 	return errors.New(text)
+}
+
+// remove has one namespace removed.
+func (c *client) remove(ctx context.Context, digest string) (*admin.Removal, error) {
+	r := new(admin.Removal)
+	return r, c.ask(ctx, http.MethodDelete, "/v1/namespaces/"+url.PathEscape(digest), r)
 }
 
 // namespaces asks for the list.

@@ -3,13 +3,17 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/purge"
 )
 
 // Namespace is one namespace of the store: all records that engines of one configuration can share.
@@ -40,17 +44,34 @@ type List struct {
 type Disk interface {
 	// Contents counts the records of each namespace.
 	Contents() []store.Contents
+	// Purge removes all records of a namespace: see [purge.Purges].
+	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
+}
+
+// Host is the host tier.
+type Host interface {
+	// Forget lets go of all records of a namespace but those that are being filled.
+	Forget(ns connector.NamespaceDigest) (forgotten, filling int)
+}
+
+// Options are what a [Service] works on.
+type Options struct {
+	Disk Disk
+	Host Host
+	// Bucket says that there is an object tier, too.
+	Bucket bool
+	Logger *slog.Logger
 }
 
 // Service answers an administrator. Its methods may be called from any goroutine.
 type Service struct {
-	disk Disk
+	o Options
 	// counting has room for one: a count looks at every record.
 	counting chan struct{}
 }
 
 // New returns a service for a store that is open.
-func New(d Disk) *Service { return &Service{disk: d, counting: make(chan struct{}, 1)} }
+func New(o Options) *Service { return &Service{o: o, counting: make(chan struct{}, 1)} }
 
 // ServeList answers with the namespaces.
 func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +80,7 @@ func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
-	all := s.disk.Contents()
+	all := s.o.Disk.Contents()
 	<-s.counting
 	httpserve.WriteJSON(w, http.StatusOK, listOf(all), "  ")
 }

@@ -114,7 +114,7 @@ func (n *Registry) CheckSize(g index.Group, bytes int) error {
 		if e.sizes[g.Shard] != 0 {
 			// The records it is of may all be gone: looked at soon, not now.
 			n.wrong[g] = true
-			n.requestTidy()
+			n.RequestTidy()
 		}
 		return err
 	}
