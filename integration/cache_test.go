@@ -3,21 +3,30 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/daemon/admin"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 )
 
-// cacheCommand runs `kvconnd cache` for the node's daemon and returns what it prints.
+// cacheCommand is ask of `kvconnd cache`.
 func (n *node) cacheCommand(args ...string) (out string, err error) {
+	n.t.Helper()
+	return n.ask(append([]string{"cache"}, args...)...)
+}
+
+// ask runs a command of kvconnd for the node's daemon and returns what it prints.
+func (n *node) ask(args ...string) (out string, err error) {
 	n.t.Helper()
 	path, err := daemonBinary()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	cmd := exec.CommandContext(n.t.Context(), path, append(append([]string{"cache"}, args...), "--dir", n.dir)...)
+	cmd := exec.CommandContext(n.t.Context(), path, append(args, "--dir", n.dir)...)
 	cmd.Env = daemonEnviron()
 	b, err := cmd.CombinedOutput()
 	return string(b), err
@@ -128,5 +137,40 @@ func TestRemovalsBesideEnginesAtWork(t *testing.T) {
 				return cached(got) > 0
 			})
 		})
+	}
+}
+
+// What an engine has saved is explained as what it is offered.
+func TestAPromptIsExplainedAsItIsOffered(t *testing.T) {
+	t.Parallel()
+	ps := prompts(72, 2)
+	n := newMemoryNode(t)
+	n.start()
+	e := newInstance(t, n, nil)
+	e.run("first", ps[:1])
+	n.saved()
+	for i, p := range ps {
+		tokens, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "tokens")
+		if err := os.WriteFile(file, tokens, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text, err := n.ask("explain", "--model", e.Manifest().Model, "--tokens", file, "--json")
+		var a explain.Answer
+		if err == nil {
+			err = json.Unmarshal([]byte(text), &a)
+		}
+		if err != nil || len(a.Namespaces) != 1 || a.Namespaces[0].Digest != a.Reference {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		same := a.Namespaces[0].Stored * a.Namespaces[0].BlockSize
+		got := e.run(fmt.Sprint("explained ", i), ps[i:i+1])[0]
+		if offered := (len(p) - 1) / a.Namespaces[0].BlockSize * a.Namespaces[0].BlockSize; min(same, offered) != got.CachedTokens {
+			t.Errorf("prompt %d: %d tokens are stored, %d were loaded\n%s", i, same, got.CachedTokens, text)
+		}
+		n.saved()
 	}
 }

@@ -123,6 +123,8 @@ type daemon struct {
 	residency http.Handler
 	// admin answers administrators.
 	admin *admin.Service
+	// explain says why prompts are found or are not.
+	explain http.Handler
 }
 
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.

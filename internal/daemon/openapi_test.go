@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/contents"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/daemon/web"
@@ -80,6 +81,9 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"NamespaceList", reflect.TypeFor[admin.List](), true}, {"Namespace", reflect.TypeFor[admin.Namespace](), true},
+		{"ExplainRequest", reflect.TypeFor[explain.Request](), true}, {"Explanation", reflect.TypeFor[explain.Answer](), true},
+		{"ExplainedNamespace", reflect.TypeFor[explain.Namespace](), true}, {"ManifestDifference", reflect.TypeFor[explain.Difference](), true},
+		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
 		{"Removal", reflect.TypeFor[admin.Removal](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},

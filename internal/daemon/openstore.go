@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
@@ -45,6 +46,7 @@ func (d *daemon) open(ctx context.Context) error {
 		bucket = d.object
 	}
 	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Logger: d.opts.Logger})
+	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}

@@ -68,15 +68,23 @@ const (
 	maxErrorBytes = 4 << 10
 )
 
-// ask sends a request and decodes its answer.
+// ask sends a request without a body and decodes its answer.
 func (c *client) ask(ctx context.Context, method, path string, answer any) error {
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
+	return c.send(ctx, method, path, http.NoBody, answer)
+}
+
+// send sends a request with a body of JSON.
+func (c *client) send(ctx context.Context, method, path string, body io.Reader, answer any) error {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
-		return fmt.Errorf("ask the daemon: %w", err)
+		return fmt.Errorf("ask %s: %w", c.base, err)
+	}
+	if body != http.NoBody {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("ask the daemon: %w", err)
+		return fmt.Errorf("ask %s: %w", c.base, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
@@ -97,7 +105,7 @@ func refusal(path string, resp *http.Response, text string) error {
 		return errGone
 	}
 	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed {
-		return fmt.Errorf("%s: the daemon does not know this request: it is older than this command", path)
+		return fmt.Errorf("%s does not know %s: it may be older than this command", resp.Request.URL.Host, path)
 	}
 	if text == "" {
 		text = resp.Status
