@@ -20,7 +20,7 @@ func (s *Store) Purge(ctx context.Context, ns connector.NamespaceDigest, wait ti
 		return r, fmt.Errorf("namespace %v: %w", ns, namespace.ErrNotOpen)
 	}
 	r, err = s.purges.Run(ctx, number, upTo, wait)
-	r.Incomplete = !s.rebuild.FindsAll()
+	r.Incomplete = !s.rebuild.FindsAll() || s.state.Hides(number)
 	s.namespaces.RequestTidy()
 	return r, err
 }

@@ -186,3 +186,31 @@ func TestPurgesBesideSavesAndLoads(t *testing.T) {
 	mustBalance(t, s)
 	mustRead(t, s, last)
 }
+
+// A save of what a purge is about to remove is no save of what is there.
+func TestWhatIsSavedDuringAPurgeStays(t *testing.T) {
+	s := openTest(t, testOptions(t.TempDir()))
+	ns := openNamespace(t, s, "m")
+	records := chainOf(ns, 1, 10)
+	mustWrite(t, s, records)
+	_, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if r, err := s.Purge(context.Background(), ns, time.Hour); err != nil || r.Left != 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}()
+	for !s.purges.Holds(internalID(s, records[0].ID).Namespace) {
+		time.Sleep(time.Millisecond)
+	}
+	mustWrite(t, s, records)
+	mustRead(t, s, records) // the load that was promised
+	s.Release(lease)
+	<-ended
+	mustRead(t, s, records)
+	if n := lookup(s, ns, records); n != len(records) {
+		t.Errorf("%d blocks are found", n)
+	}
+	mustBalance(t, s)
+}

@@ -136,7 +136,8 @@ func (c *rmCmd) remove(ctx context.Context, daemon *client, chosen []admin.Names
 	}
 	switch {
 	case total.Incomplete:
-		return errors.New("the store does not know all of its records yet, or cannot read a segment: more may come to light; give the command again later")
+		return errors.New("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, or has no key " +
+			"for some; those are not removed, give the command again when that has ended")
 	case total.Left > 0:
 		return fmt.Errorf("%d records are left: loads hold them; give the command again", total.Left)
 	}

@@ -70,7 +70,7 @@ func TestRemoveAsksForWhatWasChosenAlone(t *testing.T) {
 }
 
 func TestWhatIsLeftFailsTheCommand(t *testing.T) {
-	for want, r := range map[string]purge.Result{"2 records are left": {Removed: 3, Left: 2}, "more may come": {Removed: 3, Incomplete: true}} {
+	for want, r := range map[string]purge.Result{"2 records are left": {Removed: 3, Left: 2}, "does not know all": {Removed: 3, Incomplete: true}} {
 		daemon, _ := removing(t, map[string]admin.Removal{"a1": {Result: r}})
 		err := (&rmCmd{Namespace: "a1a1a1a1", Yes: true}).run(t.Context(), daemon, &terminal.Streams{Out: new(strings.Builder)})
 		if err == nil || !strings.Contains(err.Error(), want) {

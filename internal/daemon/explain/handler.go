@@ -29,12 +29,14 @@ func Handler(s *Source) http.Handler {
 		case <-r.Context().Done():
 			return
 		}
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // a recorder of tests has none
+		reading := http.NewResponseController(w)
+		_ = reading.SetReadDeadline(time.Now().Add(bodyTimeout)) // a recorder of tests has none
 		q := new(Request)
 		if err := decode(w, r, q); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
+		_ = reading.SetReadDeadline(time.Time{}) // its end would end the request
 		a, err := s.Explain(r.Context(), q)
 		if err != nil {
 			return // the client has gone

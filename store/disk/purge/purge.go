@@ -16,8 +16,8 @@ type Result struct {
 	// Removed records are gone for good. Left are those that loads held to the end.
 	Removed int64 `json:"removed"`
 	Left    int64 `json:"left"`
-	// Incomplete says that the store is still looking for its own records, after a journal was lost, or that a segment
-	// cannot be read: more of the namespace may come to light.
+	// Incomplete says that the store does not know all records of the namespace: it is still looking for them after a
+	// journal was lost, a segment cannot be read, or they are sealed with a key that it does not have.
 	Incomplete bool `json:"incomplete"`
 }
 
@@ -52,12 +52,18 @@ func (s *Step) Take(t *index.Table, out []index.Removed) []index.Removed {
 
 // Purges are those of one store. One runs at a time. Its methods may be called from any goroutine.
 type Purges struct {
-	// current is the number of the namespace that is being purged, plus one.
-	current atomic.Uint32
+	// current is the purge that runs, nil if there is none.
+	current atomic.Pointer[target]
 	running chan struct{}
 	commit  func(*Step) error
 	sync    func(context.Context) error
 	total   atomic.Uint64
+}
+
+// target is what a purge removes.
+type target struct {
+	namespace uint16
+	upTo      uint64
 }
 
 // New returns the purges of a store. commit has its committer do a step, and returns why the journal does not have
@@ -68,7 +74,13 @@ func New(commit func(*Step) error, sync func(context.Context) error) *Purges {
 
 // Holds reports whether a namespace is being purged: no look-up is to pin its records then, or a purge of a busy
 // model would not end.
-func (p *Purges) Holds(namespace uint16) bool { return p.current.Load() == uint32(namespace)+1 }
+func (p *Purges) Holds(namespace uint16) bool { return p.Dooms(namespace, 0) }
+
+// Dooms reports whether a record is about to be purged: a save of it that comes now replaces it, so that it stays.
+func (p *Purges) Dooms(namespace uint16, seq uint64) bool {
+	t := p.current.Load()
+	return t != nil && t.namespace == namespace && seq <= t.upTo
+}
 
 // Removed is how many records were removed since the opening.
 func (p *Purges) Removed() uint64 { return p.total.Load() }
@@ -83,8 +95,8 @@ func (p *Purges) Run(ctx context.Context, namespace uint16, upTo uint64, wait ti
 	case <-ctx.Done():
 		return r, fmt.Errorf("wait for another purge: %w: %w", store.ErrTimeout, context.Cause(ctx))
 	}
-	p.current.Store(uint32(namespace) + 1)
-	defer p.current.Store(0)
+	p.current.Store(&target{namespace, upTo})
+	defer p.current.Store(nil)
 	deadline := time.NewTimer(wait)
 	defer deadline.Stop()
 	for {
