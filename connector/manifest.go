@@ -112,7 +112,7 @@ func (m *Manifest) Digest() NamespaceDigest { return sha256.Sum256(m.Canonical()
 // Differences returns the sorted names of the fields in which two manifests differ, entries of Extra as
 // "extra.name". Equal manifests have none.
 func (m *Manifest) Differences(o *Manifest) []string {
-	mine, others := m.fields(), o.fields()
+	mine, others := m.Fields(), o.Fields()
 	var names []string
 	for name, value := range mine {
 		if other, ok := others[name]; !ok || other != value {
@@ -128,8 +128,8 @@ func (m *Manifest) Differences(o *Manifest) []string {
 	return names
 }
 
-// fields returns the values of the fields by name, as JSON has them.
-func (m *Manifest) fields() map[string]string {
+// Fields returns the values of the fields by name, as JSON has them; those of Extra as they are, as "extra.name".
+func (m *Manifest) Fields() map[string]string {
 	plain := *m
 	plain.Extra = nil
 	var values map[string]json.RawMessage

@@ -138,4 +138,6 @@ type Contents struct {
 	NamespaceInfo
 	// Records of it, and the bytes of their payloads.
 	Records, Bytes int64
+	// Sessions are how often it is open: schedulers and ranks of engines.
+	Sessions int
 }

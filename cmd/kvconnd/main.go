@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/internal/cli/bench"
+	"github.com/kvconn/kvconn/internal/cli/cache"
 	"github.com/kvconn/kvconn/internal/cli/completion"
 	"github.com/kvconn/kvconn/internal/cli/configure"
 	"github.com/kvconn/kvconn/internal/cli/help"
@@ -41,22 +42,24 @@ const (
 type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
 
-	Serve      serveCmd       `cmd:"" help:"Run the daemon of this node."`
-	Router     routing.Cmd    `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
-	Status     statusCmd      `cmd:"" help:"Show what a running daemon does."`
-	Top        top.Cmd        `cmd:"" help:"Fill the terminal with what a running daemon or router does now."`
-	Config     configure.Cmd  `cmd:"" help:"Print the settings, or the configuration of an engine."`
-	Doctor     doctorCmd      `cmd:"" help:"Look at what an engine needs before it is started."`
-	Demo       demoCmd        `cmd:"" help:"Show on this machine what the cache does."`
-	Fsck       upkeep.FsckCmd `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
-	GC         upkeep.GCCmd   `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
-	Key        upkeep.KeyCmd  `cmd:"" help:"Make keys that records are sealed with."`
-	Bench      bench.Cmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
-	Replay     replayCmd      `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
-	About      versionCmd     `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
-	Completion completion.Cmd `cmd:"" help:"Print a script by which a shell completes command lines."`
-	DemoEngine demoEngineCmd  `cmd:"" hidden:"" help:"The demo's engine process."`
-	Copier     copierCmd      `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
+	Serve      serveCmd         `cmd:"" help:"Run the daemon of this node."`
+	Router     routing.Cmd      `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
+	Status     statusCmd        `cmd:"" help:"Show what a running daemon does."`
+	Top        top.Cmd          `cmd:"" help:"Fill the terminal with what a running daemon or router does now."`
+	Cache      cache.Cmd        `cmd:"" help:"List and remove what the store of a running daemon holds."`
+	Explain    cache.ExplainCmd `cmd:"" help:"Say why a prompt is found in the cache, or is not."`
+	Config     configure.Cmd    `cmd:"" help:"Print the settings, or the configuration of an engine."`
+	Doctor     doctorCmd        `cmd:"" help:"Look at what an engine needs before it is started."`
+	Demo       demoCmd          `cmd:"" help:"Show on this machine what the cache does."`
+	Fsck       upkeep.FsckCmd   `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
+	GC         upkeep.GCCmd     `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
+	Key        upkeep.KeyCmd    `cmd:"" help:"Make keys that records are sealed with."`
+	Bench      bench.Cmd        `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
+	Replay     replayCmd        `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
+	About      versionCmd       `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
+	Completion completion.Cmd   `cmd:"" help:"Print a script by which a shell completes command lines."`
+	DemoEngine demoEngineCmd    `cmd:"" hidden:"" help:"The demo's engine process."`
+	Copier     copierCmd        `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
 }
 
 func main() {

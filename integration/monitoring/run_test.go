@@ -189,7 +189,7 @@ func (s *scraper) take(p textparse.Parser, job, address string) {
 			s.t.Fatalf("%s: %v", l, err)
 		}
 	}
-	add(labels.FromStrings(labels.MetricName, "up"), 1)
+	add(labels.FromStrings("__name__", "up"), 1)
 	for {
 		entry, err := p.Next()
 		if errors.Is(err, io.EOF) {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/host/handoff"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -68,7 +69,7 @@ func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 type schedulerSession struct {
 	*leader.Leader
 	// handoffs is set for engines that cannot report a failed load.
-	handoffs *host.Handoffs
+	handoffs *handoff.Handoffs
 	// prefetches is nil for those, and where it is not wanted.
 	prefetches *host.Prefetches
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
@@ -121,7 +122,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 			b.chain.CloseNamespace(ns)
 			return nil, err
 		}
-		s.handoffs = host.NewHandoffs(b.cache, account)
+		s.handoffs = handoff.New(b.cache, account)
 		o.Handoff = s.handoffs
 	} else if !b.opts.NoPrefetch {
 		if s.prefetches, err = host.NewPrefetches(b.cache, ns, s.loads); err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/health"
@@ -131,6 +132,10 @@ type daemon struct {
 	publisher *publish.Publisher
 	// residency serves the streams of what the tiers hold.
 	residency http.Handler
+	// admin answers administrators.
+	admin *admin.Service
+	// explain says why prompts are found or are not.
+	explain http.Handler
 }
 
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.

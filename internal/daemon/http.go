@@ -73,7 +73,10 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "GET /v1/history", Handler: d.history},
 		{Pattern: page.Path, Handler: page.Daemon(), Open: true},
 		{Pattern: page.AssetsPath, Handler: page.Assets(), Open: true},
-		{Pattern: "GET /v1/residency", Handler: http.HandlerFunc(d.serveResidency)},
+		{Pattern: "GET /v1/residency", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.residency.ServeHTTP(w, r) })},
+		{Pattern: "GET /v1/namespaces", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeList(w, r) })},
+		{Pattern: "POST /v1/explain", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.explain.ServeHTTP(w, r) })},
+		{Pattern: "DELETE /v1/namespaces/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeRemoval(w, r) }), Changes: true},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}
@@ -84,14 +87,16 @@ const scrapesAtOnce = 8
 
 func (d *daemon) handler() http.Handler { return web.Handler(d.routes(), d.opts.HTTPToken) }
 
-// serveResidency serves the residency stream once the store is open.
-func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
-	if !d.opened.Load() {
-		w.Header().Set("Retry-After", "1")
-		http.Error(w, "the store is being opened", http.StatusServiceUnavailable)
-		return
-	}
-	d.residency.ServeHTTP(w, r)
+// onceOpen serves what needs the store, once that is open.
+func (d *daemon) onceOpen(h http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !d.opened.Load() {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "the store is being opened", http.StatusServiceUnavailable)
+			return
+		}
+		h(w, r)
+	})
 }
 
 // serveHealth answers 503 while the daemon does not do its work. The opening of a store is not

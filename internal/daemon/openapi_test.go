@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/contents"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/daemon/web"
@@ -37,7 +39,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 			t.Errorf("%s is not described", route.Pattern)
 			continue
 		}
-		code, contentType := r.head(strings.ReplaceAll(path, "{name}", "page.css"))
+		code, contentType := r.head(method, strings.NewReplacer("{name}", "page.css", "{digest}", strings.Repeat("0", 64)).Replace(path))
 		response := op.Responses[strconv.Itoa(code)]
 		if _, ok := response.Content[contentType]; !ok || response.Description == "" {
 			t.Errorf("%s answers %d with %s, described is %v", path, code, contentType, op.Responses)
@@ -52,9 +54,13 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 
 // head asks for a path and returns status code and content type, without waiting for the
 // end of the answer: one of them has none.
-func (r *running) head(path string) (code int, contentType string) {
+func (r *running) head(method, path string) (code int, contentType string) {
 	r.t.Helper()
-	resp, err := http.Get("http://" + r.HTTP + path)
+	req, err := http.NewRequestWithContext(r.t.Context(), method, "http://"+r.HTTP+path, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -75,6 +81,11 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"Refusal", reflect.TypeFor[residencystream.Refusal](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
+		{"NamespaceList", reflect.TypeFor[admin.List](), true}, {"Namespace", reflect.TypeFor[admin.Namespace](), true},
+		{"ExplainRequest", reflect.TypeFor[explain.Request](), true}, {"Explanation", reflect.TypeFor[explain.Answer](), true},
+		{"ExplainedNamespace", reflect.TypeFor[explain.Namespace](), true}, {"ManifestDifference", reflect.TypeFor[explain.Difference](), true},
+		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
+		{"Removal", reflect.TypeFor[admin.Removal](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
 		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
@@ -44,7 +46,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency = residencystream.New(ctx, s, bucket)
+	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Logger: d.opts.Logger})
+	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}

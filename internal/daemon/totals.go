@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/worker"
@@ -101,4 +102,25 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 	})
 	slices.SortFunc(byModel, func(a, b models.Totals) int { return cmp.Compare(a.Model, b.Model) })
 	return engines, ranks, byModel
+}
+
+// newest returns the newest engine of a model.
+func (b *backend) newest(model string) (e explain.Engine) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var since time.Time
+	take := func(m *connector.Manifest, at time.Time, stats func() leader.Stats) {
+		if m.Model == model && (e.Manifest == nil || at.After(since)) {
+			e, since = explain.Engine{Manifest: m, PrefillTokensPerS: stats().PrefillTokensPerS}, at
+		}
+	}
+	for s := range b.schedulers {
+		take(s.manifest, s.since, s.Stats)
+	}
+	for w := range b.workers {
+		if w.keyed != nil {
+			take(w.manifest, w.since, w.keyed.Stats)
+		}
+	}
+	return e
 }

@@ -56,24 +56,32 @@ func Listens(ctx context.Context, path string) error {
 // Status asks the daemon for its status: the one that serves the directory, else the one at the HTTP address, else the one
 // at the default address. A daemon that was restarted on a free port is found again by its directory.
 func (s Settings) Status(ctx context.Context) (*daemon.Status, error) {
-	address := s.address()
+	_, status, err := s.Daemon(ctx)
+	return status, err
+}
+
+// Daemon is [Settings.Status], with the HTTP address that answered.
+func (s Settings) Daemon(ctx context.Context) (address string, status *daemon.Status, err error) {
+	address = cmp.Or(s.address(), config.DefaultHTTP)
 	if s.Dir == "" {
-		return s.ask(ctx, cmp.Or(address, config.DefaultHTTP))
+		status, err = s.ask(ctx, address)
+		return address, status, err
 	}
 	info, err := daemon.ReadInfo(s.Dir)
 	switch {
 	case errors.Is(err, fs.ErrPermission): // the directory is the daemon's alone
-		return s.ask(ctx, cmp.Or(address, config.DefaultHTTP))
+		status, err = s.ask(ctx, address)
+		return address, status, err
 	case err != nil:
-		return nil, err
+		return "", nil, err
 	case info.HTTP == "":
-		return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", s.Dir)
+		return "", nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", s.Dir)
 	}
-	status, err := s.ask(ctx, info.HTTP)
+	status, err = s.ask(ctx, info.HTTP)
 	if err == nil && status.Epoch != info.Epoch { // the address has another daemon now
-		return nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", s.Dir, info.PID)
+		return "", nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", s.Dir, info.PID)
 	}
-	return status, err
+	return info.HTTP, status, err
 }
 
 // RouterError means that a router answers where a daemon was expected.

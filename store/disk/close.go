@@ -3,9 +3,9 @@ package disk
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
 // Close stops the store: writes that were accepted are finished, everything is made
@@ -14,21 +14,12 @@ import (
 // Close ends after [Options.CloseWait] with [store.ErrTimeout]: what had passed a barrier is safe,
 // but the process still holds the directory, and goroutines of the store may be there.
 func (s *Store) Close() error {
-	s.closeOnce.Do(func() { s.closeErr = s.closeWithin(s.opts.CloseWait) })
+	s.closeOnce.Do(func() {
+		if s.closeErr = fsio.Within(s.opts.CloseWait, s.close); errors.Is(s.closeErr, fsio.ErrNoAnswer) {
+			s.closeErr = fmt.Errorf("close store %s: %w: %w", s.opts.Dir, s.closeErr, store.ErrTimeout)
+		}
+	})
 	return s.closeErr
-}
-
-func (s *Store) closeWithin(wait time.Duration) error {
-	ended := make(chan error, 1)
-	go func() { ended <- s.close() }()
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case err := <-ended:
-		return err
-	case <-timer.C:
-		return fmt.Errorf("close store %s: the disk has not answered for %v: %w", s.opts.Dir, wait, store.ErrTimeout)
-	}
 }
 
 func (s *Store) close() error {

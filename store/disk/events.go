@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/residents"
 	"github.com/kvconn/kvconn/store/eventlog"
-	"github.com/kvconn/kvconn/store/record"
 )
 
 // Epoch implements [store.Events].
@@ -43,25 +42,7 @@ func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	if failed != nil {
 		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrIO, failed)
 	}
-	return s.subscriptions.New(residents{snapshot, s.namespaces.Digest, &s.opener}, follower)
-}
-
-// residents are the records of a snapshot of the journal.
-type residents struct {
-	*journal.Snapshot
-	digest func(namespace uint16) connector.NamespaceDigest
-	opener *record.Opener
-}
-
-// Records calls f for each record that can be read.
-func (s residents) Records(f func(store.Resident) error) error {
-	return s.Snapshot.Records(func(r *journal.Record) error {
-		ns := s.digest(r.Namespace)
-		if s.opener.AcceptKey(r.Algorithm, r.KeyID) != nil || ns == (connector.NamespaceDigest{}) {
-			return nil
-		}
-		return f(store.Resident{ID: store.RecordID{Namespace: ns, Shard: r.Shard, Key: r.Key}, Parent: r.Parent})
-	})
+	return s.subscriptions.New(residents.Snapshot{Snapshot: snapshot, Digest: s.namespaces.Digest, Opener: &s.opener}, follower)
 }
 
 // SubscribeAfter implements [store.Events].

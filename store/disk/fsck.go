@@ -8,12 +8,10 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/recovery"
-	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -109,7 +107,7 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 		}
 	}()
 	f.s = s
-	if err := f.awaitRebuild(ctx); err != nil {
+	if err := s.rebuild.Wait(ctx, f.o.Progress); err != nil {
 		return nil, err
 	}
 	if damaged, err = f.checkJournal(ctx); damaged != nil || err != nil {
@@ -128,25 +126,6 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	}
 	report.Records = int64(s.table.Len())
 	return nil, s.Sync(ctx)
-}
-
-// awaitRebuild waits until all headers are read.
-func (f *fsck) awaitRebuild(ctx context.Context) error {
-	tick := time.NewTicker(report.Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-f.s.rebuild.Ended():
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-tick.C:
-			if f.o.Progress != nil {
-				st := f.s.rebuild.State()
-				f.o.Progress(st.SlotsDone, st.Slots)
-			}
-		}
-	}
 }
 
 func (f *fsck) failed(format string, args ...any) {

@@ -20,7 +20,7 @@ func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, c
 	s.count.lookups.Add(1)
 	s.count.lookupBlocks.Add(uint64(len(chain)))
 	number, known := s.namespaces.Number(ns)
-	if len(chain) == 0 || len(shards) == 0 || !known {
+	if len(chain) == 0 || len(shards) == 0 || !known || s.purges.Holds(number) {
 		return 0, 0
 	}
 	e := s.leases.Begin()

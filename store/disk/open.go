@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/barrier"
 	"github.com/kvconn/kvconn/store/disk/lease"
+	"github.com/kvconn/kvconn/store/disk/purge"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/eventlog"
@@ -49,6 +50,7 @@ type Store struct {
 	commits    *queue.Queue[commit]
 	events     *eventlog.Log
 
+	purges        *purge.Purges
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
 	count         counters
@@ -96,6 +98,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		Gate: s.gate, Headers: &s.headers, Records: records{s}, Sealed: o.Ring != nil,
 	})
 	s.barrier = barrier.New(s.makeBarrier, o.Logger)
+	s.purges = purge.New(s.commitPurge, s.Sync)
 	s.events = eventlog.New(o.EventBytes)
 	s.report.Logger = o.Logger
 	s.namespaces = namespace.New(namespace.Options{

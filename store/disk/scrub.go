@@ -9,19 +9,13 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/record"
 )
 
 // Damage is a record that was found damaged and dropped.
-type Damage struct {
-	Namespace string `json:"namespace"`
-	Shard     int    `json:"shard"`
-	Key       string `json:"key"`
-	Segment   uint32 `json:"segment"`
-	Slot      uint32 `json:"slot"`
-	Reason    string `json:"reason"`
-}
+type Damage = report.Damage
 
 // checker reads and verifies records where they lie, past the queue of reads.
 type checker struct {

@@ -50,6 +50,7 @@ type Stats struct {
 	// WritesRefused did not fit the cap or the byte budget, or found no slot.
 	WritesRefused uint64 `json:"writes_refused" metric:"writes_refused_total" help:"Writes refused because the write queue was full."`
 	Evicted       uint64 `json:"evicted" metric:"evicted_records_total" help:"Records evicted to stay below the cap."`
+	Purged        uint64 `json:"purged" metric:"purged_records_total" help:"Records that an administrator had removed."`
 	Barriers      uint64 `json:"barriers" metric:"barriers_total" help:"Barriers, which make what was written durable; failed ones included."`
 	BarrierErrors uint64 `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since the last good one may be lost in a crash."`
 
@@ -145,6 +146,7 @@ func (s *Store) Stats() Stats {
 	st.Rebuild, st.AwaitedSegments = s.rebuild.State(), s.rebuild.Awaiting()
 	st.Usage, st.Hidden = s.space.Usage(), s.state.Hidden()
 	s.count.stats(&st)
+	st.Purged = s.purges.Removed()
 	st.Warnings = s.report.Warnings()
 	return st
 }

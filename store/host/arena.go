@@ -4,7 +4,7 @@
 // needed for something else. Slots in use are pinned and charged to the account of a rank, which
 // bounds them, so that one engine cannot starve another.
 //
-// Ranks load and save through [Cache], and engines that copy for themselves through [Handoffs].
+// Ranks load and save through [Cache], and engines that copy for themselves through package handoff.
 // Below them, a load calls [Account.Acquire], reads into [Slot.Bytes] if the outcome is [Fill],
 // calls [Slot.Publish] once the bytes are verified, and [Slot.Release] once they are copied. A save
 // calls [Account.ReserveSave], copies, writes, publishes and releases.

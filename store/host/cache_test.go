@@ -17,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/host/handoff"
 )
 
 func numbers(from, to int) []int {
@@ -468,8 +469,8 @@ func TestNoInterleavingLosesARecordOrASlot(t *testing.T) {
 	}
 }
 
-// handoff asks for records [0, n) of a chain.
-func handoff(ctx context.Context, h *host.Handoffs, n int) ([]connector.HandoffBlock, func()) {
+// handOff asks for records [0, n) of a chain.
+func handOff(ctx context.Context, h *handoff.Handoffs, n int) ([]connector.HandoffBlock, func()) {
 	blocks := make([]connector.PlanBlock, n)
 	for i := range blocks {
 		blocks[i] = connector.PlanBlock{Key: record(i).ID.Key, Proof: record(i).Proof}
@@ -483,9 +484,9 @@ func TestHandoffPinsTheBlocksBeforeTheFirstGap(t *testing.T) {
 	tier := newFakeTier(6)
 	delete(tier.has, record(4).ID)
 	r := newRig(t, tier, 0)
-	h := host.NewHandoffs(r.cache, r.open(0))
+	h := handoff.New(r.cache, r.open(0))
 	defer h.Close()
-	got, release := handoff(t.Context(), h, 6)
+	got, release := handOff(t.Context(), h, 6)
 	if len(got) != 4 {
 		t.Fatalf("%d blocks, want the 4 before the one that is gone", len(got))
 	}
@@ -506,7 +507,7 @@ func TestHandoffPinsTheBlocksBeforeTheFirstGap(t *testing.T) {
 	if n := r.cache.Stats().UsedBytes; n != 0 {
 		t.Errorf("%d bytes are pinned after the release", n)
 	}
-	if got, _ := handoff(t.Context(), h, 0); got != nil {
+	if got, _ := handOff(t.Context(), h, 0); got != nil {
 		t.Errorf("%d blocks of none", len(got))
 	}
 }
@@ -516,8 +517,8 @@ func TestHandoffDoesNotWaitForPromotions(t *testing.T) {
 	tier := newFakeTier(2)
 	tier.promote, tier.hold = true, make(chan struct{})
 	r := newRig(t, tier, 0)
-	h := host.NewHandoffs(r.cache, r.open(0))
-	got, release := handoff(t.Context(), h, 2)
+	h := handoff.New(r.cache, r.open(0))
+	got, release := handOff(t.Context(), h, 2)
 	if len(got) != 2 {
 		t.Fatalf("%d blocks", len(got))
 	}
@@ -535,13 +536,13 @@ func TestHandoffDoesNotWaitForPromotions(t *testing.T) {
 // Nothing is handed off that the account has no room for.
 func TestHandoffIsBounded(t *testing.T) {
 	r := newRig(t, newFakeTier(6), 0)
-	h := host.NewHandoffs(r.cache, r.open(2))
+	h := handoff.New(r.cache, r.open(2))
 	defer h.Close()
 	n := 0
 	until(t, "not two blocks", func() bool { // what a call does not wait for is there for the next
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		got, release := handoff(ctx, h, 6)
+		got, release := handOff(ctx, h, 6)
 		if n = len(got); release != nil {
 			release()
 		}
@@ -557,11 +558,11 @@ func TestReadsThatAHandoffLeavesBehindGoOn(t *testing.T) {
 	wake := make(chan struct{})
 	tier.before = func(context.Context, *store.ReadOp) error { <-wake; return nil }
 	r := newRig(t, tier, 0)
-	h := host.NewHandoffs(r.cache, r.open(0))
+	h := handoff.New(r.cache, r.open(0))
 	defer h.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if got, release := handoff(ctx, h, 2); len(got) != 0 || release != nil {
+	if got, release := handOff(ctx, h, 2); len(got) != 0 || release != nil {
 		t.Fatalf("%d blocks of a tier that hangs", len(got))
 	}
 	close(wake)
@@ -569,7 +570,7 @@ func TestReadsThatAHandoffLeavesBehindGoOn(t *testing.T) {
 		st := r.cache.Stats()
 		return st.CleanBytes == 2*slotBytes && st.UsedBytes == 0
 	})
-	got, release := handoff(t.Context(), h, 2)
+	got, release := handOff(t.Context(), h, 2)
 	if len(got) != 2 || tier.reads[record(0).ID] != 1 {
 		t.Fatalf("%d blocks after %d reads", len(got), tier.reads[record(0).ID])
 	}

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
@@ -168,6 +169,13 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 			if state[i] == Pending {
 				state[i] = s.outcome()
 			}
+			if rapid.IntRange(0, 9).Draw(t, "forget") == 0 {
+				a.Forget(connector.NamespaceDigest{})
+				if st := a.Stats(); st.CleanBytes != 0 {
+					t.Fatalf("%d bytes of records are left", st.CleanBytes)
+				}
+				a.check(t)
+			}
 			switch {
 			case state[i] == Full:
 				n := rapid.IntRange(0, 14).Draw(t, "record")
@@ -273,7 +281,9 @@ func TestWaitersAndDrainsKeepTheBooks(t *testing.T) {
 		pins := make([]Slot, 8)
 		held := make([]bool, len(pins))
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			switch i := rapid.IntRange(0, len(pins)-1).Draw(t, "pin"); rapid.IntRange(0, 4).Draw(t, "what") {
+			switch i := rapid.IntRange(0, len(pins)-1).Draw(t, "pin"); rapid.IntRange(0, 5).Draw(t, "what") {
+			case 5:
+				a.Forget(connector.NamespaceDigest{})
 			case 0:
 				n := rapid.IntRange(0, 30).Draw(t, "record")
 				ctx, cancel := context.WithCancel(context.Background())

@@ -20,16 +20,21 @@ type Route struct {
 	Handler http.Handler
 	// Open needs no token.
 	Open bool
+	// Changes says that requests change what the daemon holds. Without a token they must come from this machine.
+	Changes bool
 }
 
 // Handler serves the routes: those that are not open to requests with the token alone, if there is one.
 func Handler(routes []Route, token string) http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range routes {
-		if r.Open || token == "" {
-			mux.Handle(r.Pattern, r.Handler)
-		} else {
+		switch {
+		case token != "" && !r.Open:
 			mux.Handle(r.Pattern, authorized(token, r.Handler))
+		case r.Changes:
+			mux.Handle(r.Pattern, local(r.Handler))
+		default:
+			mux.Handle(r.Pattern, r.Handler)
 		}
 	}
 	return httplimit.Timed(mux)

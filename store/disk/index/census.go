@@ -51,3 +51,26 @@ func (t *Table) censusRun(from Ref, counts map[Group]int, until func(Group) bool
 	}
 	return true
 }
+
+// EmptyOf takes the records of a namespace with sequence numbers up to upTo that are not pinned out of a run
+// of the table, which begins at from, and appends them to out. left are those that are pinned. The next run
+// begins at next, which is NoRef after the last.
+func (t *Table) EmptyOf(namespace uint16, upTo uint64, from Ref, out []Removed) (removed []Removed, left int, next Ref) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ref := from; ref < from+removeRun; ref++ {
+		if t.closed || ref >= t.limit {
+			return out, left, NoRef
+		}
+		e := t.entry(ref)
+		switch {
+		case e.seq == 0 || e.seq > upTo || e.namespace != namespace:
+		case e.pins() > 0:
+			left++
+		default:
+			r, _ := t.remove(ref, e.seq)
+			out = append(out, r)
+		}
+	}
+	return out, left, from + removeRun
+}

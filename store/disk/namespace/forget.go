@@ -27,8 +27,8 @@ type Forgetting struct {
 // Tidy has a token when namespaces or payload sizes should be looked at soon.
 func (n *Registry) Tidy() <-chan struct{} { return n.tidy }
 
-// requestTidy asks for namespaces to be tidied soon.
-func (n *Registry) requestTidy() {
+// RequestTidy asks for namespaces to be tidied soon.
+func (n *Registry) RequestTidy() {
 	select {
 	case n.tidy <- struct{}{}:
 	default:

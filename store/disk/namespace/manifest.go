@@ -60,7 +60,7 @@ func (n *Registry) writeManifest(id uint16, e *namespace) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if e.kept = err == nil; full {
-		n.requestTidy()
+		n.RequestTidy()
 	}
 	close(n.keeping[id])
 	delete(n.keeping, id)

@@ -35,7 +35,7 @@ func (n *Registry) Contents(counts map[index.Group]int) []store.Contents {
 	for id, e := range n.byID {
 		if !e.gone {
 			info := store.NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest)}
-			out = append(out, store.Contents{NamespaceInfo: info, Records: records[id], Bytes: bytes[id]})
+			out = append(out, store.Contents{NamespaceInfo: info, Records: records[id], Bytes: bytes[id], Sessions: e.engines})
 		}
 	}
 	return out
@@ -114,7 +114,7 @@ func (n *Registry) CheckSize(g index.Group, bytes int) error {
 		if e.sizes[g.Shard] != 0 {
 			// The records it is of may all be gone: looked at soon, not now.
 			n.wrong[g] = true
-			n.requestTidy()
+			n.RequestTidy()
 		}
 		return err
 	}

@@ -114,7 +114,7 @@ func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest
 	id, known := n.lookup[digest]
 	if !known {
 		if id, err = n.add(digest, text); err != nil {
-			n.requestTidy()
+			n.RequestTidy()
 			return digest, err
 		}
 	}
@@ -123,7 +123,7 @@ func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest
 		e.manifest, e.scheme = text, schemeOf(text)
 	}
 	if known && !e.kept && e.listed {
-		n.requestTidy() // its file is lost
+		n.RequestTidy() // its file is lost
 	}
 	e.engines++
 	e.opened++

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -244,4 +245,23 @@ type AdoptJob struct {
 	// Again is set if the journal did not get everything the last time.
 	Again bool
 	Err   error
+}
+
+// Wait waits until all headers are read. progress, if not nil, is called from time to time with the slots read, and all.
+func (r *Rebuild) Wait(ctx context.Context, progress func(done, total int64)) error {
+	tick := time.NewTicker(report.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.Ended():
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+			if progress != nil {
+				st := r.State()
+				progress(st.SlotsDone, st.Slots)
+			}
+		}
+	}
 }

@@ -14,3 +14,13 @@ func (i *Incident) Ends() bool { return i.on.Load() && i.on.CompareAndSwap(true,
 
 // On reports whether the incident goes on.
 func (i *Incident) On() bool { return i.on.Load() }
+
+// Damage is a record that was found damaged and dropped.
+type Damage struct {
+	Namespace string `json:"namespace"`
+	Shard     int    `json:"shard"`
+	Key       string `json:"key"`
+	Segment   uint32 `json:"segment"`
+	Slot      uint32 `json:"slot"`
+	Reason    string `json:"reason"`
+}

@@ -1,4 +1,5 @@
-package host
+// Package handoff pins records in the host tier for engines that copy them out themselves.
+package handoff
 
 import (
 	"context"
@@ -9,20 +10,23 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
 
 // Handoffs pins records in memory for engines that cannot report a failed load and therefore copy
 // the records out themselves. It is safe for concurrent use.
 type Handoffs struct {
-	cache *Cache
+	cache *host.Cache
 	// account bounds what is pinned at one time.
-	account *Account
+	account *host.Account
 	reads   sync.WaitGroup
 }
 
-// NewHandoffs returns one that pins memory on account, which it closes. The tier's own deadline
+// New returns one that pins memory on account, which it closes. The tier's own deadline
 // bounds each read.
-func NewHandoffs(c *Cache, account *Account) *Handoffs { return &Handoffs{cache: c, account: account} }
+func New(c *host.Cache, account *host.Account) *Handoffs {
+	return &Handoffs{cache: c, account: account}
+}
 
 // Close waits for the reads that calls of Handoff have left behind, and ends the account.
 func (h *Handoffs) Close() {
@@ -38,14 +42,14 @@ func (h *Handoffs) Close() {
 func (h *Handoffs) Handoff(
 	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
 ) ([]connector.HandoffBlock, func()) {
-	payloadBytes := h.cache.tier.PayloadBytes(ns, shard)
+	payloadBytes := h.cache.Tier().PayloadBytes(ns, shard)
 	if payloadBytes == 0 || len(blocks) == 0 {
 		return nil, nil
 	}
 	blocks = slices.Clone(blocks)
-	p := &prefix{items: make([]*Item, len(blocks)), missing: len(blocks), all: make(chan struct{})}
+	p := &prefix{items: make([]*host.Item, len(blocks)), missing: len(blocks), all: make(chan struct{})}
 	h.reads.Go(func() {
-		h.cache.Load(ctx, context.Background(), h.account, len(blocks), func(it *Item) error {
+		h.cache.Load(ctx, context.Background(), h.account, len(blocks), func(it *host.Item) error {
 			b := &blocks[it.Index]
 			it.Record = store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
 			it.PayloadBytes, parent = payloadBytes, b.Key
@@ -62,7 +66,7 @@ func (h *Handoffs) Handoff(
 // prefix gathers what one call of Handoff brings.
 type prefix struct {
 	mu    sync.Mutex
-	items []*Item // by index, nil where none has arrived
+	items []*host.Item // by index, nil where none has arrived
 	// missing have not ended; all is closed when none is.
 	missing int
 	all     chan struct{}
@@ -71,7 +75,7 @@ type prefix struct {
 }
 
 // arrived keeps a record. One that comes late stays in memory unpinned.
-func (p *prefix) arrived(it *Item) {
+func (p *prefix) arrived(it *host.Item) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -95,7 +99,7 @@ func (p *prefix) take() ([]connector.HandoffBlock, func()) {
 	if n < 0 {
 		n = len(p.items)
 	}
-	release := func(items []*Item) {
+	release := func(items []*host.Item) {
 		for _, it := range items {
 			if it != nil {
 				it.Slot.Release()

@@ -1,0 +1,107 @@
+// Package admin is what an administrator may see and change of a store over the daemon's HTTP interface.
+package admin
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/purge"
+)
+
+// Namespace is one namespace of the store: all records that engines of one configuration can share.
+type Namespace struct {
+	Digest string `json:"digest"`
+	// Model and the fields after it are those of the manifest. They are empty if it was lost, until an engine brings it again.
+	Model            string `json:"model"`
+	Revision         string `json:"revision"`
+	Engine           string `json:"engine"`
+	KVDType          string `json:"kv_dtype"`
+	BlockSize        int    `json:"block_size"`
+	TensorParallel   int    `json:"tensor_parallel"`
+	PipelineParallel int    `json:"pipeline_parallel"`
+	// Records on disk, and the bytes of their payloads.
+	Records int64 `json:"records"`
+	Bytes   int64 `json:"bytes"`
+	// Sessions are the schedulers and ranks that have it open now.
+	Sessions int `json:"sessions"`
+}
+
+// List is the answer of GET /v1/namespaces.
+type List struct {
+	// Namespaces are sorted by model, those with the most bytes first.
+	Namespaces []Namespace `json:"namespaces"`
+}
+
+// Disk is the store that is administered.
+type Disk interface {
+	// Contents counts the records of each namespace.
+	Contents() []store.Contents
+	// Purge removes all records of a namespace: see [purge.Purges].
+	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
+}
+
+// Host is the host tier.
+type Host interface {
+	// Forget lets go of all records of a namespace but those that are being filled.
+	Forget(ns connector.NamespaceDigest) (forgotten, filling int)
+}
+
+// Options are what a [Service] works on.
+type Options struct {
+	Disk Disk
+	Host Host
+	// Bucket says that there is an object tier, too.
+	Bucket bool
+	Logger *slog.Logger
+}
+
+// Service answers an administrator. Its methods may be called from any goroutine.
+type Service struct {
+	o Options
+	// counting has room for one: a count looks at every record.
+	counting chan struct{}
+}
+
+// New returns a service for a store that is open.
+func New(o Options) *Service { return &Service{o: o, counting: make(chan struct{}, 1)} }
+
+// ServeList answers with the namespaces.
+func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.counting <- struct{}{}:
+	case <-r.Context().Done():
+		return
+	}
+	all := s.o.Disk.Contents()
+	<-s.counting
+	httpserve.WriteJSON(w, http.StatusOK, listOf(all), "  ")
+}
+
+func listOf(all []store.Contents) *List {
+	l := &List{Namespaces: make([]Namespace, len(all))}
+	for i := range all {
+		l.Namespaces[i] = of(&all[i])
+	}
+	slices.SortFunc(l.Namespaces, func(a, b Namespace) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Digest, b.Digest))
+	})
+	return l
+}
+
+func of(c *store.Contents) Namespace {
+	n := Namespace{Digest: c.Digest.String(), Records: c.Records, Bytes: c.Bytes, Sessions: c.Sessions}
+	var m connector.Manifest
+	if json.Unmarshal(c.Manifest, &m) == nil {
+		n.Model, n.Revision, n.Engine, n.KVDType = m.Model, m.Revision, m.Engine, m.KVDType
+		n.BlockSize, n.TensorParallel, n.PipelineParallel = m.BlockSize, m.TensorParallel, m.PipelineParallel
+	}
+	return n
+}
