@@ -223,7 +223,9 @@ def test_what_a_row_has_started_ends_with_the_check(tmp_path, name, group):
     os.mkfifo(started)
     held = f'import os, time; {GROUPS[group]}open("{started}", "w").write(str(os.getpid())); time.sleep(600)'
     program = kvconnd(tmp_path, f"{sys.executable} -c '{held}' &\nwait")
-    code = (
+    code = (  # what runs the tests may ignore signals, and children inherit that
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path.insert(0, {str(CHECK.parent)!r}); import check, shutil\n"
         f"check.build = lambda its: setattr(its, 'kvconnd', {str(program)!r})\n"
         "shutil.which = lambda program: program\n"
