@@ -13,6 +13,7 @@ type entry struct {
 	prompt, uncached     int64
 	disk, object, output int64
 	prefill              bool            // waits or is in prefill
+	silent               bool            // see Request.Silent
 	keys                 []connector.Key // counted once per rank
 	blocks               int64           // counted for this request alone
 	touched              time.Time

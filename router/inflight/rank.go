@@ -25,6 +25,9 @@ type Rank struct {
 	FrontDiskTokens   int64         `json:"-"`
 	FrontObjectTokens int64         `json:"-"`
 	FrontAge          time.Duration `json:"-"`
+	// FrontSilent says that the end of that request's prefill may not be reported, so that its age does not show that it
+	// is late: it may be in decode.
+	FrontSilent bool `json:"-"`
 	// PromptTokens counts the prompt tokens of all active requests, UncachedTokens those that were not
 	// cached when the request was placed, OutputTokens what they have generated.
 	PromptTokens   int64 `json:"prompt_tokens"`
@@ -155,7 +158,7 @@ func (r *rankState) view(now time.Time) Rank {
 	v := r.load
 	if e := r.queue.first; e != nil {
 		v.FrontTokens, v.FrontDiskTokens, v.FrontObjectTokens = e.uncached, e.disk, e.object
-		v.FrontAge = max(now.Sub(r.frontSince), 0)
+		v.FrontAge, v.FrontSilent = max(now.Sub(r.frontSince), 0), e.silent
 	}
 	return v
 }

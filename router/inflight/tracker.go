@@ -94,7 +94,7 @@ func (t *Tracker) Add(req Request) error {
 	e := t.take()
 	e.id, e.rank = req.ID, r
 	e.prompt, e.uncached = int64(req.PromptTokens), int64(max(req.PromptTokens-req.CachedTokens, 0))
-	e.disk, e.object = int64(req.DiskTokens), int64(req.ObjectTokens)
+	e.disk, e.object, e.silent = int64(req.DiskTokens), int64(req.ObjectTokens), req.Silent
 	if t.opts.AssumeKVReuse {
 		e.keys = append(e.keys, req.Keys[:min(len(req.Keys), t.maxKeys-t.keys)]...)
 		t.keys += len(e.keys)
@@ -188,6 +188,8 @@ type Request struct {
 	// tier has them; DiskTokens and ObjectTokens are the part of CachedTokens that the rank loads from
 	// disk and from the object store.
 	PromptTokens, CachedTokens, DiskTokens, ObjectTokens int
+	// Silent says that the end of its prefill may not be reported before its own end: see [Rank.FrontSilent].
+	Silent bool
 	// Keys are the block keys of the prompt, for shared counting. They may be nil or cover only the head
 	// of the prompt. They are copied.
 	Keys []connector.Key

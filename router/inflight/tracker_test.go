@@ -84,6 +84,30 @@ func TestLoadFollowsARequestThroughQueuePrefillAndDecode(t *testing.T) {
 	check("all finished")
 }
 
+func TestTheFirstOfAQueueMayBeSilent(t *testing.T) {
+	tr, _ := newTracker(t, Options{}, 0)
+	silent := func(when string, want bool) {
+		t.Helper()
+		if l := loadOf(tr, 0); l.FrontSilent != want {
+			t.Errorf("%s: %+v", when, l)
+		}
+	}
+	silent("empty", false)
+	add(t, tr, Request{ID: 1, PromptTokens: 100})
+	add(t, tr, Request{ID: 2, PromptTokens: 100, Silent: true})
+	silent("after another", false)
+	tr.PrefillDone(1)
+	silent("first", true)
+	tr.Finish(2)
+	tr.Finish(1)
+	silent("both gone", false)
+	add(t, tr, Request{ID: 3, PromptTokens: 100}) // takes the memory of one of them
+	add(t, tr, Request{ID: 4, PromptTokens: 100})
+	silent("others", false)
+	tr.Finish(3)
+	silent("the last", false)
+}
+
 func TestCachedTokensBeyondThePromptLeaveNothingToCompute(t *testing.T) {
 	tr, _ := newTracker(t, Options{}, 0)
 	add(t, tr, Request{ID: 1, PromptTokens: 100, CachedTokens: 120})

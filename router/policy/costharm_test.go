@@ -92,6 +92,12 @@ func TestALateRequestKeepsItsRankBusy(t *testing.T) {
 	s := measured(2)
 	s.Ranks[0].Load = inflight.Rank{QueuedRequests: 1, QueuedTokens: 1000, FrontTokens: 1000, FrontAge: 5 * time.Second}
 	near(t, "queue", explain(s, plain(), policytest.Prompt(1, 1000, s)).Scores[0].QueueSeconds, 4.9)
+	// Where the end of its prefill is not reported, nobody knows that it is late. What comes after it counts.
+	s.Ranks[0].Load.FrontSilent = true
+	s.Ranks[0].Load.QueuedRequests, s.Ranks[0].Load.QueuedTokens = 2, 3000
+	near(t, "queue", explain(s, plain(), policytest.Prompt(1, 1000, s)).Scores[0].QueueSeconds, 0.2)
+	s.Ranks[0].Load.FrontAge = 40 * time.Millisecond
+	near(t, "queue", explain(s, plain(), policytest.Prompt(1, 1000, s)).Scores[0].QueueSeconds, 0.26)
 }
 
 func TestRanksThatLoadEveryHit(t *testing.T) {

@@ -142,14 +142,19 @@ func (c *costState) others(w *costRank, alone float64) float64 {
 }
 
 // queueOf returns the seconds until a rank has served the requests that are there before a new one. A request that takes
-// longer than it should is expected to take as long again as it is late: the rank may have no memory for it, or hang.
+// longer than it should is expected to take as long again as it is late: the rank may have no memory for it, or hang. One that
+// nobody may report on is not late, as it may be in decode.
 func (c *costState) queueOf(l *inflight.Rank, w *costRank, o *CostOptions) float64 {
 	front := c.service(l.FrontTokens, l.FrontDiskTokens, l.FrontObjectTokens, w, o)
 	rest := c.service(l.QueuedTokens-l.FrontTokens, l.QueuedDiskTokens-l.FrontDiskTokens, l.QueuedObjectTokens-l.FrontObjectTokens, w, o)
 	if l.QueuedRequests == 0 {
 		return rest
 	}
-	return math.Abs(front-times(float64(l.FrontAge), 1e-9)) + rest
+	left := front - times(float64(l.FrontAge), 1e-9)
+	if l.FrontSilent {
+		return max(left, 0) + rest
+	}
+	return math.Abs(left) + rest
 }
 
 // service returns the seconds to load and compute tokens one after the other, or to compute them if loads are no

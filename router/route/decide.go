@@ -286,6 +286,7 @@ func (r *Router) book(v *view, j *job) error {
 	booking := inflight.Request{
 		ID: j.id, Rank: d.Rank, PromptTokens: j.tokens,
 		CachedTokens: int(d.UseTokens), DiskTokens: int(d.LoadDisk), ObjectTokens: int(d.LoadObject),
+		Silent: j.req.Silent || j.req.MaybeSilent,
 	}
 	if r.opts.Load.AssumeKVReuse && j.req.Prompt != nil {
 		keys := j.s.walk.Keys()

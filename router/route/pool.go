@@ -82,6 +82,7 @@ func newView(states []*rankState) (*view, error) {
 
 // show makes v what decisions are made by from now on.
 func (p *pool) show(v *view) {
+	nodes := v.nodes()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(v.states)
@@ -89,13 +90,26 @@ func (p *pool) show(v *view) {
 	p.state.Ranks = make([]policy.Rank, n)
 	for i, s := range v.states {
 		p.ids[i] = s.id
-		// The first rank on the same disk gives the node its number; one without a disk has nothing to share.
-		p.state.Ranks[i].Node = -1
-		if s.disk != nil {
-			p.state.Ranks[i].Node = int32(slices.IndexFunc(v.states, func(other *rankState) bool { return other.disk != nil && other.disk.id == s.disk.id }))
-		}
+		p.state.Ranks[i].Node = nodes[i]
 	}
 	p.view.Store(v)
+}
+
+// nodes returns the number of each rank's node: the place of the first rank on the same disk. One without a disk has nothing
+// to share, and -1.
+func (v *view) nodes() []int32 {
+	nodes, first := make([]int32, len(v.states)), make(map[string]int32)
+	for i, s := range v.states {
+		nodes[i] = -1
+		if s.disk == nil {
+			continue
+		}
+		if _, ok := first[s.disk.id]; !ok {
+			first[s.disk.id] = int32(i)
+		}
+		nodes[i] = first[s.disk.id]
+	}
+	return nodes
 }
 
 // place lets the policy place jobs, walked with view v. Several are a batch, and exclude no ranks. The caller

@@ -44,6 +44,9 @@ type Request struct {
 	// Silent says that no end of the prefill will be reported, because the answer comes as a whole. If
 	// the rank's prefill speed is known, the prefill is assumed to be over after twice its predicted time.
 	Silent bool
+	// MaybeSilent says that the end of the prefill may never be reported. It counts if it is; else the request counts as
+	// queued until it finishes, but never as late.
+	MaybeSilent bool
 }
 
 // Decision is where a request goes, or why nowhere, with the JSON names of the HTTP interface. It may be used

@@ -195,6 +195,7 @@ func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) 
 	var of []int
 	for i, q := range asked {
 		if errs[i] == nil {
+			q.MaybeSilent = !s.told.Load()
 			reqs, of = append(reqs, q.Request), append(of, i)
 		}
 	}
@@ -230,6 +231,14 @@ func answer(q *front.Request, d *route.Decision) *RouteAnswer {
 		a.Headers["X-Session-ID"] = q.Session
 	}
 	return a
+}
+
+// prefillDone notes that there are clients who report the ends of prefills: one that does not come is a sign from then on.
+func (s *server) prefillDone(id uint64) (known bool) {
+	if known = s.router.PrefillDone(id); known {
+		s.told.Store(true)
+	}
+	return known
 }
 
 // report passes clients' reports of a request on to f.

@@ -40,7 +40,7 @@ func (s *server) routes() []pattern {
 	f := func(name string, h answerFunc) pattern { return pattern{pattern: name, handler: h.with(http.StatusOK)} }
 	return append([]pattern{
 		f("POST /v1/route", s.serveRoute),
-		{pattern: "POST /v1/requests/{id}/prefill_done", handler: report(s.router.PrefillDone)},
+		{pattern: "POST /v1/requests/{id}/prefill_done", handler: report(s.prefillDone)},
 		{pattern: "POST /v1/requests/{id}/finished", handler: report(s.router.Finish)},
 		f("GET /v1/ranks", s.serveRanks),
 		{pattern: "POST /v1/ranks", handler: answerFunc(s.serveAddRank).with(http.StatusCreated)},

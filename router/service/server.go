@@ -34,7 +34,8 @@ type server struct {
 	history  *history.Recorder
 	started  time.Time
 	draining atomic.Bool
-	patching sync.Mutex // held while a rank's description is read, changed and put back, or its id is chosen
+	told     atomic.Bool // some client of POST /v1/route has reported the end of a prefill
+	patching sync.Mutex  // held while a rank's description is read, changed and put back, or its id is chosen
 }
 
 // Run serves until ctx ends, then lets the requests under way finish, for a bounded time.
