@@ -138,10 +138,15 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 		pubs[0].Store(tokens)
 		return r.prefixOf(0, body).GPU == 1600 && r.prefixOf(1, body).GPU == 0
 	})
-	a := r.route(body)
-	if a.Rank != 0 || a.UseTokens != 1584 || a.LoadDisk != 0 || a.Headers[registry.RankHeader] != "0" {
-		t.Errorf("%+v", a)
-	}
+	var a RouteAnswer
+	wait.For(t, "the rank whose GPU has it", func() bool { // on a busy machine a rank may miss a health check
+		if a = r.route(body); a.Rank == 0 && a.UseTokens == 1584 && a.LoadDisk == 0 && a.Headers[registry.RankHeader] == "0" {
+			return true
+		}
+		r.do("POST", "/v1/requests/"+a.Request+"/finished", nil, nil)
+		pubs[1].Clear()
+		return false
+	})
 	pubs[0].Clear()
 	wait.For(t, "the end of the GPU's blocks", func() bool { return r.prefixOf(0, body).GPU == 0 })
 	r.do("POST", "/v1/requests/"+a.Request+"/finished", nil, nil)
