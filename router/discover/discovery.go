@@ -18,7 +18,8 @@ import (
 // Ranks is the list that a [Discovery] keeps; [route.Router] has it.
 type Ranks interface {
 	Add(specs ...registry.Rank) error
-	Update(spec registry.Rank) error
+	// Update changes all of the ranks or none: those that share a node or bucket can change its URL only together.
+	Update(specs ...registry.Rank) error
 	Remove(id int32) (inFlight int, err error)
 	Rank(id int32) (info route.RankInfo, ok bool)
 }
