@@ -28,12 +28,12 @@ type Ranks interface {
 type Options struct {
 	Sources []Source
 	Ranks   Ranks
-	// Node and NodeURL are those of ranks that have none; empty if they stay without.
+	// Node and NodeURL are those of ranks that have none and whose endpoint is on this machine; empty if they stay without.
 	Node, NodeURL string
 	// LeaveTimeout is how long the requests of a rank that leaves may take until it is removed all the same. They are not
 	// broken off then, but their load does not count any more. Default 2 min.
 	LeaveTimeout time.Duration
-	// Resolver resolves names; nil means [net.DefaultResolver]. Cluster is where Services are looked for.
+	// Resolver resolves names; nil means Go's own, with which a part of an answer is an error. Cluster is where Services are looked for.
 	Resolver Resolver
 	Cluster  Cluster
 	// Changed, if set, is called after ranks were added or changed.
@@ -46,7 +46,7 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	o.LeaveTimeout = cmp.Or(o.LeaveTimeout, 2*time.Minute)
 	if o.Resolver == nil {
-		o.Resolver = net.DefaultResolver
+		o.Resolver = &net.Resolver{PreferGo: true, StrictErrors: true}
 	}
 	o.Cluster.EnsureDefaults()
 	if o.Logger == nil {
@@ -249,8 +249,9 @@ func (d *Discovery) take(r report) {
 		rank := &r.ranks[i]
 		nodes[rank.Node], buckets[rank.Bucket] = cmp.Or(nodes[rank.Node], rank.NodeURL), cmp.Or(buckets[rank.Bucket], rank.BucketURL)
 	}
+	var own machine
 	for _, rank := range r.ranks {
-		if rank.Node == "" && d.opts.Node != "" {
+		if rank.Node == "" && d.opts.Node != "" && own.has(rank.Endpoint) {
 			rank.Node, rank.NodeURL = d.opts.Node, d.opts.NodeURL
 		}
 		rank.NodeURL, rank.BucketURL = cmp.Or(rank.NodeURL, nodes[rank.Node]), cmp.Or(rank.BucketURL, buckets[rank.Bucket])
