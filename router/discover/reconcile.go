@@ -131,7 +131,7 @@ func (d *Discovery) count() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := &d.stats
-	s.Ranks, s.Leaving, s.Failing, s.Refused = 0, 0, 0, len(d.refused)
+	s.Ranks, s.Leaving, s.Failing, s.Down, s.Refused = 0, 0, 0, 0, len(d.refused)
 	for _, m := range d.members {
 		if m.leaving.IsZero() {
 			s.Ranks++
@@ -140,7 +140,11 @@ func (d *Discovery) count() {
 		}
 	}
 	s.Why = []string{} // readers may have the old one
+	now := time.Now()
 	for i := range d.sources {
+		if d.sources[i].down(now) {
+			s.Down++
+		}
 		if err := d.sources[i].err; err != "" {
 			s.Failing++
 			s.Why = append(s.Why, d.opts.Sources[i].String()+": "+strings.ToValidUTF8(err, "?"))
