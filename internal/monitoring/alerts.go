@@ -174,8 +174,11 @@ func routerAlerts() []Alert {
 		{
 			Name: "KvconnRouterUnhealthy", Expr: "kvconn_router_healthy == 0", For: "5m", Severity: warning,
 			Summary: "the router {{ $labels.instance }} does not do all of its work",
-			Meaning: "`/healthz` answers 503: no rank is ready, or what engines or stores tell cannot be used, so that requests are routed by load alone.",
-			Do:      []string{"Ask `/healthz` of the router: each reason has a remedy."},
+			Meaning: "`/healthz` answers 503: no rank is ready, what engines or stores tell cannot be used, so that requests are routed by load alone, or ranks cannot be looked for, so that those found last stay.",
+			Do: []string{
+				"Ask `/healthz` of the router: each reason has a remedy.",
+				"With `discovery_failing`, `GET /v1/status` has the errors in `discovery.why`. New engines get no requests until it is mended.",
+			},
 		},
 		{
 			Name: "KvconnRouterFeedStale", For: "10m", Severity: warning,

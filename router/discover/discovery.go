@@ -18,7 +18,8 @@ import (
 // Ranks is the list that a [Discovery] keeps; [route.Router] has it.
 type Ranks interface {
 	Add(specs ...registry.Rank) error
-	Update(spec registry.Rank) error
+	// Update changes all of the ranks or none: those that share a node or bucket can change its URL only together.
+	Update(specs ...registry.Rank) error
 	Remove(id int32) (inFlight int, err error)
 	Rank(id int32) (info route.RankInfo, ok bool)
 }
@@ -27,12 +28,12 @@ type Ranks interface {
 type Options struct {
 	Sources []Source
 	Ranks   Ranks
-	// Node and NodeURL are those of ranks that have none; empty if they stay without.
+	// Node and NodeURL are those of ranks that have none and whose endpoint is on this machine; empty if they stay without.
 	Node, NodeURL string
 	// LeaveTimeout is how long the requests of a rank that leaves may take until it is removed all the same. They are not
 	// broken off then, but their load does not count any more. Default 2 min.
 	LeaveTimeout time.Duration
-	// Resolver resolves names; nil means [net.DefaultResolver]. Cluster is where Services are looked for.
+	// Resolver resolves names; nil means Go's own, with which a part of an answer is an error. Cluster is where Services are looked for.
 	Resolver Resolver
 	Cluster  Cluster
 	// Changed, if set, is called after ranks were added or changed.
@@ -45,7 +46,7 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	o.LeaveTimeout = cmp.Or(o.LeaveTimeout, 2*time.Minute)
 	if o.Resolver == nil {
-		o.Resolver = net.DefaultResolver
+		o.Resolver = &net.Resolver{PreferGo: true, StrictErrors: true}
 	}
 	o.Cluster.EnsureDefaults()
 	if o.Logger == nil {
@@ -77,9 +78,11 @@ type Stats struct {
 	Ranks   int `json:"ranks" metric:"discovered_ranks" help:"Ranks that discovery found and the router has taken."`
 	Leaving int `json:"leaving" metric:"discovery_leaving_ranks" help:"Ranks that are found no more and wait for their requests to end."`
 	Refused int `json:"refused" metric:"discovery_refused_ranks" help:"Ranks that were found and do not fit the others; the log says why."`
-	// Sources is how many there are, Failing how many could not be read the last time.
+	// Sources is how many there are, Failing how many could not be read the last time, Down how many of them could not be read
+	// three times in a row or for a minute: one late answer of a name server is nothing that needs attention.
 	Sources int `json:"sources" metric:"discovery_sources" help:"Sources that ranks are looked for in."`
 	Failing int `json:"failing" metric:"discovery_failing_sources" help:"Sources that could not be read when they were last tried; their last lists hold."`
+	Down    int `json:"down" metric:"discovery_down_sources" help:"Sources that could not be read three times in a row or for a minute. /healthz is bad then."`
 	// Errors counts the tries that failed.
 	Errors uint64 `json:"errors" metric:"discovery_errors_total" help:"Failed tries to read a source of ranks."`
 	// Why are the errors of the sources that fail.
@@ -116,6 +119,20 @@ type state struct {
 	err    string // of the last try, empty if it worked
 	// logged is when an error of the source was logged last.
 	logged time.Time
+	// failures is how many tries failed in a row, since is when the first did.
+	failures int
+	since    time.Time
+}
+
+const (
+	// downFailures and downAfter are how many tries in a row have to fail, or for how long, until a source is down.
+	downFailures = 3
+	downAfter    = time.Minute
+)
+
+// down says whether a source has failed again and again.
+func (s *state) down(now time.Time) bool {
+	return s.failures >= downFailures || s.failures > 0 && now.Sub(s.since) >= downAfter
 }
 
 // logPause is the least time between two log lines about a source that goes on failing. Errors of the network differ each
@@ -238,6 +255,14 @@ func (d *Discovery) take(r report) {
 		d.opts.Logger.Info("ranks can be looked for again", "source", name)
 	}
 	s.err = text
+	switch {
+	case text == "":
+		s.failures = 0
+	case s.failures == 0:
+		s.failures, s.since = 1, time.Now()
+	default:
+		s.failures++
+	}
 	if !r.listed {
 		return
 	}
@@ -248,8 +273,9 @@ func (d *Discovery) take(r report) {
 		rank := &r.ranks[i]
 		nodes[rank.Node], buckets[rank.Bucket] = cmp.Or(nodes[rank.Node], rank.NodeURL), cmp.Or(buckets[rank.Bucket], rank.BucketURL)
 	}
+	var own machine
 	for _, rank := range r.ranks {
-		if rank.Node == "" && d.opts.Node != "" {
+		if rank.Node == "" && d.opts.Node != "" && own.has(rank.Endpoint) {
 			rank.Node, rank.NodeURL = d.opts.Node, d.opts.NodeURL
 		}
 		rank.NodeURL, rank.BucketURL = cmp.Or(rank.NodeURL, nodes[rank.Node]), cmp.Or(rank.BucketURL, buckets[rank.Bucket])

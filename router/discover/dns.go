@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Resolver finds the addresses of a name; network is "ip". [net.Resolver] is one.
+// Resolver finds the addresses of a name; network is "ip4" or "ip6". [net.Resolver] is one.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
@@ -56,27 +56,22 @@ func watchDNS(ctx context.Context, s *Source, resolver Resolver, to sink) {
 	}
 }
 
-// lookUp returns a name's addresses, sorted. An engine that has addresses of both families is one: if there are IPv4
-// addresses, the others are left out.
+// lookUp returns a name's addresses, sorted. An engine that has addresses of both families is one: only if there are no IPv4
+// addresses, the others count. The families are asked for one by one: of a question for both, a resolver may answer with the
+// one that it got, and every engine would seem to have moved.
 func lookUp(ctx context.Context, resolver Resolver, name string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	all, err := resolver.LookupNetIP(ctx, "ip", name)
+	found, err := resolver.LookupNetIP(ctx, "ip4", name)
+	if missing := new(net.DNSError); len(found) == 0 && (err == nil || errors.As(err, &missing) && missing.IsNotFound) {
+		found, err = resolver.LookupNetIP(ctx, "ip6", name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", name, err)
 	}
-	var four, six []netip.Addr
-	for _, a := range all {
-		if a = a.Unmap(); a.Is4() {
-			four = append(four, a)
-		} else {
-			six = append(six, a)
-		}
+	for i := range found {
+		found[i] = found[i].Unmap()
 	}
-	if len(four) > 0 {
-		six = nil
-	}
-	found := slices.Concat(four, six)
 	slices.SortFunc(found, netip.Addr.Compare)
 	return slices.Compact(found), nil
 }

@@ -21,6 +21,7 @@ type nameServer struct {
 
 	mu    sync.Mutex
 	code  dnsmessage.RCode
+	fails dnsmessage.Type // the type that it cannot answer for, if not 0
 	addrs []netip.Addr
 	deaf  bool
 }
@@ -73,6 +74,10 @@ func (s *nameServer) answer(query *dnsmessage.Message) ([]byte, error) {
 	}
 	q := query.Questions[0]
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: query.ID, Response: true, Authoritative: true, RCode: s.code}, Questions: query.Questions}
+	if s.fails == q.Type {
+		m.RCode = dnsmessage.RCodeServerFailure
+		return m.Pack()
+	}
 	if q.Name.String() != "engines.test." {
 		m.RCode = dnsmessage.RCodeNameError
 	}
@@ -88,11 +93,18 @@ func (s *nameServer) answer(query *dnsmessage.Message) ([]byte, error) {
 	return m.Pack()
 }
 
-// resolver asks the server, as Go's resolver asks one of the system's.
-func (s *nameServer) resolver() *net.Resolver {
-	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+// resolver is the default one, but asks this server.
+func (s *nameServer) resolver() Resolver {
+	var o Options
+	o.EnsureDefaults()
+	r := o.Resolver.(*net.Resolver)
+	if r == net.DefaultResolver {
+		r = new(net.Resolver)
+	}
+	r.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "udp", s.conn.LocalAddr().String())
-	}}
+	}
+	return r
 }
 
 func dnsSource(t *testing.T) Source {
@@ -134,6 +146,27 @@ func TestANameServerThatFailsKeepsTheRanks(t *testing.T) {
 	s.mu.Unlock()
 	f.fails(1)
 	f.wants("http://10.0.0.9:8000")
+}
+
+// A name server that fails for one family only has not said that there are no addresses of it.
+func TestAPartOfTheAddressesIsNoList(t *testing.T) {
+	s := newNameServer(t, "10.0.0.1", "fd00::1")
+	f := discover(t, func(o *Options) { o.Resolver = s.resolver() }, dnsSource(t))
+	f.wants("http://10.0.0.1:8000")
+	s.mu.Lock()
+	s.fails = dnsmessage.TypeA
+	s.mu.Unlock()
+	f.fails(2)
+	f.wants("http://10.0.0.1:8000")
+	s.mu.Lock()
+	s.fails = dnsmessage.TypeAAAA // which is not needed
+	s.mu.Unlock()
+	s.set(dnsmessage.RCodeSuccess, "10.0.0.2", "fd00::2")
+	f.wants("http://10.0.0.2:8000")
+	wait.For(t, "no failing source", func() bool { return f.Discovery.Stats().Failing == 0 })
+	s.set(dnsmessage.RCodeSuccess)
+	f.fails(2)
+	f.wants("http://10.0.0.2:8000")
 }
 
 // resolverFunc is a [Resolver].

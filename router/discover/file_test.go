@@ -1,10 +1,12 @@
 package discover
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -121,6 +123,15 @@ func TestBadContentKeepsTheOldRanks(t *testing.T) {
 	}
 	f.fails(2)
 	f.wants("http://a:1", "http://b:1")
+	// Nobody writes to this pipe: neither a read nor the stop waits for it.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.fails(2)
+	f.wants("http://a:1", "http://b:1")
 }
 
 // What changes of a rank changes in place; what all ranks of its model have in common makes it another one.
@@ -193,14 +204,34 @@ func TestAFileThatIsBeingWrittenIsNotUsed(t *testing.T) {
 	f.wants("http://c:1")
 }
 
-// A router beside a daemon gives its node to the ranks that have none.
+// A router beside a daemon gives its node to the ranks of this machine that have none.
 func TestRanksWithoutANodeGetTheRouters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ranks.yaml")
-	write(t, path, "ranks: [{model: m, endpoint: 'http://a:1'}, {model: m, endpoint: 'http://b:1', node: n, node_url: 'http://n:1'}]\n")
+	text, here := "ranks:\n", []string{"127.0.0.1", "127.9.9.9", "localhost", "[::1]"}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs { // its own addresses, too
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
+			here = append(here, n.IP.String())
+		}
+	}
+	away := []string{"a", "192.0.2.1", "[2001:db8::1]", "localhost.example", "127.0.0.1.example"}
+	for _, h := range slices.Concat(here, away) {
+		text += "  - {model: m, endpoint: 'http://" + h + ":1'}\n"
+	}
+	write(t, path, text+"  - {model: m, endpoint: 'http://127.0.0.1:2', node: n, node_url: 'http://n:1'}\n")
 	f := discover(t, func(o *Options) { o.Node, o.NodeURL = "local", "http://127.0.0.1:9477" }, Source{File: path, Interval: fast})
-	f.wants("http://a:1", "http://b:1")
+	wait.For(t, "ranks", func() bool { return len(f.Ranks()) == len(here)+len(away)+1 })
 	for _, r := range f.Ranks() {
-		if own := r.Endpoint == "http://a:1"; own != (r.NodeURL == "http://127.0.0.1:9477") || own != (r.Node == "local") {
+		host := strings.TrimSuffix(strings.TrimPrefix(r.Endpoint, "http://"), ":1")
+		switch {
+		case r.Endpoint == "http://127.0.0.1:2":
+			if r.Node != "n" {
+				t.Errorf("%+v", r.Rank)
+			}
+		case slices.Contains(here, host) != (r.Node == "local") || (r.Node == "") != (r.NodeURL == ""):
 			t.Errorf("%+v", r.Rank)
 		}
 	}

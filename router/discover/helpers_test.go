@@ -3,6 +3,7 @@ package discover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -240,5 +241,42 @@ func TestASourceThatFailsIsLoggedSeldom(t *testing.T) {
 		if text := log.String(); strings.Count(text, "again") < 2 || d.Stats().Errors != 121 {
 			t.Errorf("%s\n%+v", text, d.Stats())
 		}
+	})
+}
+
+// One try that fails is no state that anybody has to know of.
+func TestASourceIsDownOnceItFailsAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := Source{File: "/r"}
+		source.EnsureDefaults()
+		d, err := New(Options{Sources: []Source{source}, Logger: quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		is := func(failing, down int) {
+			t.Helper()
+			d.count()
+			if s := d.Stats(); s.Failing != failing || s.Down != down {
+				t.Errorf("failing %d, down %d; want %d, %d", s.Failing, s.Down, failing, down)
+			}
+		}
+		fails := func() { d.take(report{err: errors.New("no")}) }
+		fails()
+		fails()
+		is(1, 0)
+		fails() // the third in a row
+		is(1, 1)
+		d.take(report{})
+		is(0, 0)
+		fails()
+		time.Sleep(downAfter - time.Second)
+		is(1, 0)
+		time.Sleep(time.Second)
+		is(1, 1) // for long, if seldom
+		d.take(report{listed: true})
+		is(0, 0)
+		fails()
+		time.Sleep(downAfter / 2)
+		is(1, 0)
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -34,8 +33,6 @@ type member struct {
 	given registry.Rank
 	// leaving is since when it is found no more; zero if it is.
 	leaving time.Time
-	// stale is set if the router would not change it: it leaves, and joins again as it is found.
-	stale bool
 }
 
 // reconcile makes the router's ranks those that are wanted.
@@ -44,15 +41,16 @@ func (d *Discovery) reconcile(now time.Time) {
 	for i := range d.sources {
 		maps.Copy(wanted, d.sources[i].wanted)
 	}
-	changed := false
 	for _, key := range slices.Sorted(maps.Keys(d.members)) {
-		m := d.members[key]
-		if _, ok := wanted[key]; !ok || m.stale {
-			d.leave(key, m, now)
+		if _, ok := wanted[key]; !ok {
+			d.leave(key, d.members[key], now)
 		}
 	}
+	changed := d.change(wanted)
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		changed = d.join(key, wanted[key], now) || changed
+		if d.members[key] == nil {
+			changed = d.join(key, wanted[key]) || changed
+		}
 	}
 	maps.DeleteFunc(d.refused, func(key, _ string) bool { _, ok := wanted[key]; return !ok })
 	d.count()
@@ -91,51 +89,28 @@ func (d *Discovery) leave(key string, m *member, now time.Time) {
 	delete(d.members, key)
 }
 
-// join adds or changes a rank, and reports whether it did.
-func (d *Discovery) join(key string, given registry.Rank, now time.Time) bool {
-	m := d.members[key]
-	if m != nil {
-		if _, ok := d.opts.Ranks.Rank(m.id); !ok {
-			delete(d.members, key)
-			m = nil
-		}
-	}
-	switch {
-	case m == nil:
-	case m.stale:
-		return false
-	case m.leaving.IsZero() && reflect.DeepEqual(m.given, given):
-		return false
-	}
+// join adds a rank, and reports whether it did.
+func (d *Discovery) join(key string, given registry.Rank) bool {
 	spec := given
-	var err error
-	if m != nil {
-		spec.ID = m.id
-		if err = d.opts.Ranks.Update(spec); err != nil {
-			d.opts.Logger.Info("a rank cannot be changed in place: it leaves, and joins as it is found", "rank", m.id, "endpoint", spec.Endpoint, "error", err)
-			m.stale, m.leaving = true, time.Time{}
-			d.leave(key, m, now)
-			return true
-		}
-	} else {
-		if spec.ID == noID {
-			spec.ID = d.freeID()
-		}
-		m = &member{id: spec.ID}
-		err = d.opts.Ranks.Add(spec)
+	if spec.ID == noID {
+		spec.ID = d.freeID()
 	}
-	if err != nil {
-		if d.refused[key] != err.Error() {
-			d.opts.Logger.Warn("a rank was found that the router cannot take", "endpoint", given.Endpoint, "model", given.Model, "error", err,
-				"remedy", "correct its description; it is tried again and again")
-		}
-		d.refused[key] = err.Error()
+	if err := d.opts.Ranks.Add(spec); err != nil {
+		d.refuse(key, &given, err)
 		return false
 	}
 	delete(d.refused, key)
-	m.given, m.leaving = given, time.Time{}
-	d.members[key] = m
+	d.members[key] = &member{id: spec.ID, given: given}
 	return true
+}
+
+// refuse notes why the router does not take a rank as it was found.
+func (d *Discovery) refuse(key string, given *registry.Rank, err error) {
+	if d.refused[key] != err.Error() {
+		d.opts.Logger.Warn("a rank was found that the router cannot take", "endpoint", given.Endpoint, "model", given.Model, "error", err,
+			"remedy", "correct its description; it is tried again and again, and if the router has it already, it stays as it was")
+	}
+	d.refused[key] = err.Error()
 }
 
 // freeID is an id that no rank has, and that none had lately: clients pin requests by ids.
@@ -156,7 +131,7 @@ func (d *Discovery) count() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := &d.stats
-	s.Ranks, s.Leaving, s.Failing, s.Refused = 0, 0, 0, len(d.refused)
+	s.Ranks, s.Leaving, s.Failing, s.Down, s.Refused = 0, 0, 0, 0, len(d.refused)
 	for _, m := range d.members {
 		if m.leaving.IsZero() {
 			s.Ranks++
@@ -165,7 +140,11 @@ func (d *Discovery) count() {
 		}
 	}
 	s.Why = []string{} // readers may have the old one
+	now := time.Now()
 	for i := range d.sources {
+		if d.sources[i].down(now) {
+			s.Down++
+		}
 		if err := d.sources[i].err; err != "" {
 			s.Failing++
 			s.Why = append(s.Why, d.opts.Sources[i].String()+": "+strings.ToValidUTF8(err, "?"))

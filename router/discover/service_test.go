@@ -383,6 +383,70 @@ func TestAnAPIServerThatFailsKeepsTheRanks(t *testing.T) {
 	}
 }
 
+// A server that never knows a version is no server that works.
+func TestAVersionThatIsAlwaysGoneIsAnError(t *testing.T) {
+	s := newAPIServer(t)
+	s.set(func() { s.fail = http.StatusGone })
+	f := s.follow(nil)
+	f.fails(2)
+	if s := f.Discovery.Stats(); s.Failing != 1 || !strings.Contains(s.Why[0], "version") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Whatever an API server sends, memory is bounded.
+func TestSlicesAreBounded(t *testing.T) {
+	event := func(name string, size int) []byte {
+		return fmt.Appendf(nil, `{"type":"ADDED","object":{"addressType":"IPv4","metadata":{"name":%q,"resourceVersion":"2"},"endpoints":[{"addresses":[%q]}]}}`,
+			name, strings.Repeat("x", size))
+	}
+	f := follower{slices: map[string]endpointSlice{}, version: "1"}
+	var err error
+	n := 0
+	for ; err == nil && n < 1000; n++ {
+		_, err = f.event(event(fmt.Sprint("s", n), 1<<20))
+	}
+	if err == nil || n > maxTotalBytes>>20+1 || f.bytes > maxTotalBytes {
+		t.Errorf("%d slices of a MiB, %d bytes: %v", n, f.bytes, err)
+	}
+	// One that changes counts once, one that goes not at all.
+	for range 3 {
+		if _, err := f.event(event("s0", 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range n - 1 {
+		if _, err := f.event(fmt.Appendf(nil, `{"type":"DELETED","object":{"metadata":{"name":"s%d"}}}`, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.bytes != 0 || len(f.slices) != 0 {
+		t.Errorf("%d bytes of %d slices", f.bytes, len(f.slices))
+	}
+	// A list that never ends, of empty pages and of pages with a large slice each.
+	for _, size := range []int{0, 4 << 20} {
+		s := newAPIServer(t)
+		var pages atomic.Int64
+		s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			items := ""
+			if n := pages.Add(1); size > 0 {
+				items = fmt.Sprintf(`{"metadata":{"name":"s%d"},"filler":%q}`, n, strings.Repeat("x", size))
+			}
+			_, _ = fmt.Fprintf(w, `{"metadata":{"continue":"more","resourceVersion":"1"},"items":[%s]}`, items)
+		})
+		cluster := s.cluster()
+		client, err := cluster.client()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := follower{cluster: &cluster, namespace: "ns", service: "vllm"}
+		if err := f.list(t.Context(), client); err == nil || f.version != "" || pages.Load() > maxPages || size > 0 && pages.Load() > int64(maxTotalBytes/size+1) {
+			t.Errorf("%d pages: %v", pages.Load(), err)
+		}
+		client.CloseIdleConnections()
+	}
+}
+
 // A server with another certificate gets no token.
 func TestAServerThatIsNotTheClustersGetsNoToken(t *testing.T) {
 	s := newAPIServer(t)

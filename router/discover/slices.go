@@ -21,6 +21,8 @@ type endpointSlice struct {
 	} `json:"metadata"`
 	AddressType string     `json:"addressType"`
 	Endpoints   []endpoint `json:"endpoints"`
+	// bytes is how long it was as JSON.
+	bytes int
 }
 
 // endpoint is one of a slice. A condition that is not given counts as the API says: ready and serving, not terminating.
@@ -55,21 +57,32 @@ type follower struct {
 	namespace, service string
 	slices             map[string]endpointSlice
 	version            string
+	// bytes is what the slices were as JSON.
+	bytes int
 }
 
-// maxSlices bounds the slices of one service: of 100 engines each by default.
-const maxSlices = 4096
+const (
+	// maxSlices bounds the slices of one service, of 100 engines each by default, and maxTotalBytes all of them as JSON:
+	// 4,096 engines have about 2 MB.
+	maxSlices     = 4096
+	maxTotalBytes = 64 << 20
+	// maxPages bounds the pages of a list: a server that filters may send some without slices.
+	maxPages = 1000
+)
 
 // maxPause bounds the time between tries.
 const maxPause = time.Minute
 
 // follow lists and watches until ctx ends. It calls changed after each change, and failed after each try that failed.
 func (f *follower) follow(ctx context.Context, changed func(), failed func(error)) {
-	pause := f.cluster.Pause
+	pause, expired := f.cluster.Pause, false
 	for ctx.Err() == nil {
 		start := time.Now()
 		err := f.once(ctx, changed)
-		if errors.Is(err, errExpired) {
+		// Versions end. It is an error if the list that has to follow ends so as well.
+		first := f.version != "" || !expired
+		expired = errors.Is(err, errExpired)
+		if expired && first {
 			f.version = ""
 		} else if err != nil && ctx.Err() == nil {
 			failed(fmt.Errorf("endpoints of %s/%s: %w", f.namespace, f.service, err))
@@ -107,8 +120,8 @@ func (f *follower) once(ctx context.Context, changed func()) error {
 func (f *follower) list(ctx context.Context, client *http.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
-	all, query := make(map[string]endpointSlice), url.Values{"limit": {pageSize}}
-	for {
+	all, query := follower{slices: make(map[string]endpointSlice)}, url.Values{"limit": {pageSize}}
+	for range maxPages {
 		body, err := f.cluster.get(ctx, client, f.namespace, f.service, query)
 		if err != nil {
 			return err
@@ -118,27 +131,50 @@ func (f *follower) list(ctx context.Context, client *http.Client) error {
 				ResourceVersion string `json:"resourceVersion"`
 				Continue        string `json:"continue"`
 			} `json:"metadata"`
-			Items []endpointSlice `json:"items"`
+			Items []json.RawMessage `json:"items"`
 		}
-		err = json.NewDecoder(io.LimitReader(body, maxListBytes)).Decode(&page)
+		bounded := io.LimitedReader{R: body, N: maxListBytes}
+		err = json.NewDecoder(&bounded).Decode(&page)
+		if err != nil && bounded.N <= 0 {
+			err = fmt.Errorf("a page has more than %d bytes", maxListBytes)
+		}
 		if err = errors.Join(err, body.Close()); err != nil {
 			return fmt.Errorf("list: %w", err)
 		}
-		for _, s := range page.Items {
-			all[s.Metadata.Name] = s
-		}
-		if len(all) > maxSlices {
-			return fmt.Errorf("more than %d slices", maxSlices)
+		for _, item := range page.Items {
+			var s endpointSlice
+			if err := json.Unmarshal(item, &s); err != nil {
+				return fmt.Errorf("list: %w", err)
+			}
+			if err := all.put(s, len(item)); err != nil {
+				return fmt.Errorf("list: %w", err)
+			}
 		}
 		if page.Metadata.Continue == "" {
 			if page.Metadata.ResourceVersion == "" {
 				return errors.New("the list has no version")
 			}
-			f.slices, f.version = all, page.Metadata.ResourceVersion
+			f.slices, f.bytes, f.version = all.slices, all.bytes, page.Metadata.ResourceVersion
 			return nil
 		}
 		query.Set("continue", page.Metadata.Continue)
 	}
+	return fmt.Errorf("list: more than %d pages", maxPages)
+}
+
+// put keeps a slice that had a number of bytes, unless a bound is passed.
+func (f *follower) put(s endpointSlice, bytes int) error {
+	old, known := f.slices[s.Metadata.Name]
+	switch {
+	case !known && len(f.slices) >= maxSlices:
+		return fmt.Errorf("more than %d slices", maxSlices)
+	case f.bytes-old.bytes+bytes > maxTotalBytes:
+		return fmt.Errorf("the slices have more than %d bytes", maxTotalBytes)
+	}
+	s.bytes = bytes
+	f.bytes += bytes - old.bytes
+	f.slices[s.Metadata.Name] = s
+	return nil
 }
 
 // watch follows changes until the API server ends the watch.
@@ -195,12 +231,12 @@ func (f *follower) event(line []byte) (different bool, err error) {
 	}
 	switch e.Type {
 	case "ADDED", "MODIFIED":
-		if _, known := f.slices[s.Metadata.Name]; !known && len(f.slices) >= maxSlices {
-			return false, fmt.Errorf("more than %d slices", maxSlices)
+		if err := f.put(s, len(e.Object)); err != nil {
+			return false, fmt.Errorf("watch: %w", err)
 		}
-		f.slices[s.Metadata.Name] = s
 		different = true
 	case "DELETED":
+		f.bytes -= f.slices[s.Metadata.Name].bytes
 		delete(f.slices, s.Metadata.Name)
 		different = true
 	case "BOOKMARK":

@@ -76,6 +76,18 @@ func (f *flights) sweep(before time.Time, gone *rankState) {
 	maps.DeleteFunc(f.byID, func(_ uint64, e flight) bool { return e.heard.Before(before) || e.rank == gone })
 }
 
+// move gives requests of ranks to those that take their places.
+func (f *flights) move(to map[*rankState]*rankState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, e := range f.byID {
+		if s := to[e.rank]; s != nil {
+			e.rank = s
+			f.byID[id] = e
+		}
+	}
+}
+
 // PrefillDone reports that a request has its first output token. It returns whether the request is known: not
 // if it has finished, was not reported for too long, or its rank was removed.
 func (r *Router) PrefillDone(handle uint64) bool {

@@ -92,34 +92,34 @@ func (r *Router) check(spec *registry.Rank) (*pool, error) {
 	case len(r.ranks) >= r.opts.MaxRanks:
 		return nil, fmt.Errorf("%w: %d", ErrTooManyRanks, len(r.ranks))
 	}
-	if err := r.checkNames(spec, nil); err != nil {
-		return nil, err
+	for _, other := range r.ranks {
+		if err := fit(spec, other.spec.Load()); err != nil {
+			return nil, err
+		}
 	}
-	p := r.pools[spec.Model]
-	if p == nil {
-		return newPool(spec.Model, spec.Engine.Scheme(), spec.BlockSize, &r.opts)
+	if p := r.pools[spec.Model]; p != nil {
+		return p, nil
 	}
-	if p.scheme != spec.Engine.Scheme() {
-		return nil, fmt.Errorf("%w: engine %q, other ranks of %s are of another: all or none are SGLang's", ErrMismatch, spec.Engine, spec.Model)
-	}
-	if p.blockSize != spec.BlockSize {
-		return nil, fmt.Errorf("%w: block_size %d, other ranks of %s have %d", ErrMismatch, spec.BlockSize, spec.Model, p.blockSize)
-	}
-	return p, nil
+	return newPool(spec.Model, spec.Engine.Scheme(), spec.BlockSize, &r.opts)
 }
 
-// checkNames wants every name to stand for one model. The caller holds mu.
-func (r *Router) checkNames(spec *registry.Rank, but *rankState) error {
-	for _, other := range r.ranks {
-		o := other.spec.Load()
-		if other == but || o.Model == spec.Model {
-			continue
-		}
-		for _, name := range append([]string{spec.Model}, spec.Adapters...) {
-			if name == o.Model || slices.Contains(o.Adapters, name) {
-				return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, name, o.Model, other.id)
-			}
-		}
+// fit reports what keeps a rank from being beside another one. Ranks of a model have equal blocks, and a name stands for
+// one model.
+func fit(a, b *registry.Rank) error {
+	switch {
+	case a.Model == b.Model && a.Engine.Scheme() != b.Engine.Scheme():
+		return fmt.Errorf("%w: engine %q, other ranks of %s are of another: all or none are SGLang's", ErrMismatch, a.Engine, a.Model)
+	case a.Model == b.Model && a.BlockSize != b.BlockSize:
+		return fmt.Errorf("%w: block_size %d, other ranks of %s have %d", ErrMismatch, a.BlockSize, a.Model, b.BlockSize)
+	case a.Model == b.Model:
+		return nil
+	}
+	taken := func(name string) bool { return name == b.Model || slices.Contains(b.Adapters, name) }
+	if taken(a.Model) {
+		return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, a.Model, b.Model, b.ID)
+	}
+	if i := slices.IndexFunc(a.Adapters, taken); i >= 0 {
+		return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, a.Adapters[i], b.Model, b.ID)
 	}
 	return nil
 }
@@ -167,52 +167,6 @@ func (r *Router) refresh(p *pool) error {
 	}
 	r.models.Store(&models)
 	return nil
-}
-
-// Update replaces the description of a rank. If that changes its feeds, its blocks and its requests in flight
-// are forgotten. A new endpoint has to be found ready first. Errors wrap [ErrUnknownRank], or are those of
-// [Router.Add]; then the rank stays as it was.
-func (r *Router) Update(spec registry.Rank) error {
-	spec.EnsureDefaults()
-	if err := spec.Validate(); err != nil {
-		return err
-	}
-	r.admin.Lock()
-	defer r.admin.Unlock()
-	r.mu.Lock()
-	s := r.ranks[spec.ID]
-	if s == nil {
-		r.mu.Unlock()
-		return fmt.Errorf("update rank %d: %w", spec.ID, ErrUnknownRank)
-	}
-	if err := r.checkNames(&spec, s); err != nil {
-		r.mu.Unlock()
-		return fmt.Errorf("update rank %d: %w", spec.ID, err)
-	}
-	old := s.spec.Load()
-	if !sameFeeds(old, &spec) {
-		r.mu.Unlock()
-		return r.replace(s, *old, spec)
-	}
-	defer r.mu.Unlock()
-	s.spec.Store(&spec)
-	if old.Endpoint != spec.Endpoint && !r.opts.AssumeReady {
-		s.setReady(false, "the endpoint is new and not checked yet")
-	}
-	return r.refresh(s.pool)
-}
-
-// replace removes a rank and adds it again with its new description, or the old one if that fails. The caller
-// holds admin.
-func (r *Router) replace(s *rankState, old, spec registry.Rank) error {
-	r.remove(s)
-	err := r.add([]registry.Rank{spec})
-	if err != nil {
-		if back := r.add([]registry.Rank{old}); back != nil {
-			r.opts.Logger.Error("a rank is gone after a failed update", "rank", s.id, "error", back)
-		}
-	}
-	return err
 }
 
 // Remove forgets a rank, its blocks and its requests. It returns how many requests were in flight there.

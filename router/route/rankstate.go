@@ -93,10 +93,29 @@ func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 	r.prefill.store(speed)
 }
 
-// sameFeeds says whether a rank can change from a to b while its feeds and holders stay.
-func sameFeeds(a, b *registry.Rank) bool {
+// withSpec is the rank with another description that keeps its events, pool and stores.
+func (r *rankState) withSpec(spec *registry.Rank) *rankState {
+	s := &rankState{id: r.id, pool: r.pool, gpu: r.gpu, events: r.events, stop: r.stop, done: r.done, disk: r.disk, object: r.object}
+	s.spec.Store(spec)
+	s.ready.Store(r.ready.Load())
+	s.why.Store(r.why.Load())
+	s.prefill.store(r.prefill.load())
+	s.samples.Store(r.samples.Load())
+	return s
+}
+
+// sameEvents says whether a rank's events and blocks mean the same with both descriptions.
+func sameEvents(a, b *registry.Rank) bool {
 	return (a.Events == b.Events || a.Events != nil && b.Events != nil && *a.Events == *b.Events) &&
 		a.Model == b.Model && a.Engine.Scheme() == b.Engine.Scheme() && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
-		a.Node == b.Node && a.NodeURL == b.NodeURL && a.Bucket == b.Bucket && a.BucketURL == b.BucketURL &&
-		a.CacheModel == b.CacheModel && a.Namespace == b.Namespace && a.HashDomain == b.HashDomain
+		a.HashDomain == b.HashDomain
+}
+
+// sameDisk and sameObject say whether a rank loads from the same store with both descriptions.
+func sameDisk(a, b *registry.Rank) bool {
+	return a.Node == b.Node && a.NodeURL == b.NodeURL && a.CacheModel == b.CacheModel && a.Namespace == b.Namespace
+}
+
+func sameObject(a, b *registry.Rank) bool {
+	return a.Bucket == b.Bucket && a.BucketURL == b.BucketURL && a.CacheModel == b.CacheModel && a.Namespace == b.Namespace
 }

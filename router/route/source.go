@@ -200,20 +200,34 @@ func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
 	return nil
 }
 
+// errNoURL is of a node or bucket that no rank says the URL of.
+var errNoURL = errors.New("no rank gives its URL")
+
+func otherURL(theirs, url string) error {
+	return fmt.Errorf("%w: its URL is %s on other ranks, not %s", ErrMismatch, theirs, url)
+}
+
+func keyOf(tier prefix.Tier, id string, spec *registry.Rank) sourceKey {
+	return sourceKey{tier: tier, id: id, model: spec.Model, cacheModel: spec.CacheModel, namespace: spec.Namespace}
+}
+
 // share returns the source of a node or bucket, for one more rank. Nil is none. The caller holds mu.
 func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*source, error) {
 	if id == "" {
 		return nil, nil
 	}
+	key := keyOf(tier, id, spec)
+	if from := r.sources[key]; from != nil && url == "" {
+		url = from.url
+	}
 	if url == "" {
 		if url = r.urlOf(tier, id); url == "" {
-			return nil, errors.New("no rank gives its URL")
+			return nil, errNoURL
 		}
 	}
-	key := sourceKey{tier: tier, id: id, model: spec.Model, cacheModel: spec.CacheModel, namespace: spec.Namespace}
 	if from := r.sources[key]; from != nil {
 		if from.url != url {
-			return nil, fmt.Errorf("%w: its URL is %s on other ranks, not %s", ErrMismatch, from.url, url)
+			return nil, otherURL(from.url, url)
 		}
 		from.users++
 		return from, nil
@@ -316,8 +330,12 @@ func (r *Router) unfollow(s *rankState) {
 }
 
 // unshare takes a rank off its sources and returns those that nobody uses any more. The caller holds mu.
-func (r *Router) unshare(s *rankState) (ended []*source) {
-	for _, from := range []*source{s.disk, s.object} {
+func (r *Router) unshare(s *rankState) (ended []*source) { return r.leave([]*source{s.disk, s.object}) }
+
+// leave takes a user off each of the sources, some may be nil, and returns those that nobody uses any more. The
+// caller holds mu.
+func (r *Router) leave(list []*source) (ended []*source) {
+	for _, from := range list {
 		if from == nil {
 			continue
 		}

@@ -59,8 +59,15 @@ func TestARouterFindsItsRanks(t *testing.T) {
 	}
 	var h Health
 	wait.For(t, "a verdict", func() bool { r.do("GET", "/healthz", nil, &h); return !h.OK })
-	if h.Reasons[0].Code != "discovery_failing" || !strings.Contains(h.Reasons[0].Detail, path) {
+	if h.Reasons[0].Code != "discovery_failing" || h.Reasons[0].Detail != "1 of 1 sources of ranks cannot be read" {
 		t.Errorf("%+v", h)
+	}
+	// Anybody may ask for that, so paths and addresses are elsewhere.
+	if _, text := r.do("GET", "/healthz", nil, nil); strings.Contains(text, path) {
+		t.Errorf("/healthz tells %s", text)
+	}
+	if _, text := r.do("GET", "/v1/status", nil, nil); !strings.Contains(text, path) {
+		t.Errorf("/v1/status does not tell %s: %s", path, text)
 	}
 	answers(b)
 	if _, text := r.do("GET", "/metrics", nil, nil); !strings.Contains(text, "kvconn_router_discovered_ranks 1") || !strings.Contains(text, "kvconn_router_discovery_failing_sources 1") {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
@@ -72,11 +73,9 @@ func TestAnswersAreTimedByModel(t *testing.T) {
 			t.Fatal(status, text)
 		}
 	}
-	_, text := r.scrape("")
 	for _, want := range []string{`kvconn_router_time_to_first_token_seconds_count{model="m"} 1`, `kvconn_router_request_duration_seconds_count{model="m"} 2`} {
-		if !strings.Contains(text, "\n"+want+"\n") {
-			t.Errorf("no %q in\n%s", want, text)
-		}
+		// An answer is counted a little after its end was sent.
+		wait.For(t, want, func() bool { _, text := r.scrape(""); return strings.Contains(text, "\n"+want+"\n") })
 	}
 }
 

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -61,9 +62,10 @@ func health(st *route.Stats, found *discover.Stats) Health {
 			break
 		}
 	}
-	if found.Failing > 0 {
+	if found.Down > 0 { // without the errors: anybody may ask for /healthz
 		h.Reasons = append(h.Reasons, HealthReason{
-			"discovery_failing", "ranks cannot be looked for: " + strings.Join(found.Why, "; "), "the ranks found last stay; mend the source that is named, it is tried again",
+			"discovery_failing", fmt.Sprintf("%d of %d sources of ranks cannot be read", found.Down, found.Sources),
+			"the ranks found last stay; GET /v1/status says why in discovery.why: mend what it names, it is tried again",
 		})
 	}
 	h.OK = len(h.Reasons) == 0
