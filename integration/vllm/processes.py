@@ -145,6 +145,12 @@ class Daemon(Program):
                 self.fail_with_log("kvconnd is not ready")
             time.sleep(0.02)
 
+    def copier(self) -> int:
+        """Return the process that copies for its only GPU."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        children = [int(pid) for task in tasks for pid in task.read_text().split()]
+        return next(pid for pid in children if b"copier" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
     def healthy(self) -> bool:
         """Whether it says that all is well."""
         return get(self.port, "/healthz")[0] == 200
