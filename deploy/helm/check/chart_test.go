@@ -238,8 +238,6 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`router: {enabled: true, settings: {ranks: x}}`:   "router.ranks",
 		`router: {enabled: true, settings: {http: ":1"}}`: "router.port",
 		`router: {enabled: true, replicas: two}`:          "replicas",
-		`prometheusRule: {enabled: true}`:                 "no file of alerts",
-		`dashboards: {enabled: true}`:                     "no dashboards",
 		`engineNamespaces: [Upper]`:                       "engineNamespaces",
 	} {
 		if _, err := template(load(t), parse(t, text)); err == nil || !strings.Contains(err.Error(), want) {
