@@ -20,7 +20,7 @@ var afterStart = []string{
 	"cuMemcpyDtoHAsync", "cuMemHostRegister", "cuStreamSynchronize",
 }
 
-// givesBack are those that, when they fail, leave behind what they were to give back.
+// givesBack are those that release something, and do not where they fail.
 var givesBack = []string{"cuIpcCloseMemHandle", "cuMemRelease", "cuMemUnmap", "cuMemAddressFree"}
 
 // withKernels are those that it makes when a kernel is to copy.

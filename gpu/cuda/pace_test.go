@@ -23,7 +23,7 @@ func (p *pace) underWay() (saves, waiting int) {
 	return p.saves, len(p.waiting)
 }
 
-// More saves than the ring has slots, none of which ends: a load goes past them.
+// More saves than the ring has slots, and not one of them ends: a load goes past them.
 func TestALoadIsNotBehindAQueueOfSaves(t *testing.T) {
 	version := "FAKECUDA_VERSION=12040" // each direction has a call of its own
 	e := startEngine(t, 0, version)

@@ -14,7 +14,7 @@ import (
 // Group is the metrics that answer one question, and the panels that show them.
 type Group struct {
 	Title, Question string
-	// Names and Prefixes say which metrics belong to it. A name goes before a prefix of another group.
+	// Names and Prefixes say which metrics belong to it. A name wins over a prefix of another group.
 	Names, Prefixes []string
 	Panels          []Panel
 }

@@ -84,7 +84,7 @@ def wishes(libraries: Iterable[Path], driver: Path) -> dict[str, dict[str, set[s
     defined = Exports(driver).defined.union(*(r.defined for r in read))
     names: dict[str, dict[str, set[str]]] = {}
     for library in read:
-        # One of which no name is asked has to be there all the same.
+        # An entry that is never looked up by name must exist, too.
         names.update({soname: defaultdict(set) for soname in library.needed if soname not in names})
     for library in read:
         for name, version in library.wanted:
