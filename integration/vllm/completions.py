@@ -33,9 +33,9 @@ def prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(4, 260) for _ in range(length)]
 
 
-def cacheable(length: int) -> int:
+def cacheable(length: int, block_size: int = BLOCK_SIZE) -> int:
     """Return how many tokens of a prompt a cache can give back: full blocks, and not the last token."""
-    return (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    return (length - 1) // block_size * block_size
 
 
 def complete(

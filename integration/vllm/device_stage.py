@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import environment
-from completions import Completion, complete, prompt
+from completions import BLOCK_SIZE, Completion, complete, prompt
 from environment import HERE, Environment
 from processes import Engine, get
 from stage import NO_CACHE, Place, Stage
@@ -25,13 +21,15 @@ MODEL_SEED, HYBRID_SEED = 1, 3
 LENGTHS = (400, 1500)
 DELAY_US = 300_000
 """How late the device comes to each call: many steps."""
-FEW_BLOCKS = {"llama": 34, "gemma3": 72}
+SMALL_BLOCKS = {"llama": 32, "gemma3": BLOCK_SIZE}
+"""Tokens by kind of model: small blocks are asked for often, so that a preempted request's are soon given out again."""
+FEW_BLOCKS = {"llama": 135, "gemma3": 72}
 """By kind of model: enough for one request of any length, and for four prompts, but not for their long answers."""
 CROWDED = 1000
-LONG_ANSWER = {"llama": 400, "gemma3": 400}
+LONG_ANSWER = {"llama": 150, "gemma3": 400}
 """Tokens of prompts, and of answers by kind of model, that have to share the blocks."""
-FROZEN_S = 2.0
-"""How long the copier stands still at a time: the daemon gives a copy five seconds."""
+CROWDED_S = 120.0
+"""By when their blocks have been given out again."""
 STEADY_S = 1.0
 HOST_BYTES = "256MiB"
 """More than all that is saved."""
@@ -54,7 +52,8 @@ class OnDevice(Stage):
         env = _Environment(place.env.cache, place.env.python)
         super().__init__(replace(place, env=env), name, LENGTHS)
         env.library = self._library = str(place.work / "libcuda.so.1")
-        self.model, self._few_blocks = environment.model(place.env, seed, kind), FEW_BLOCKS[kind]
+        self.model, self.block_size = environment.model(place.env, seed, kind), SMALL_BLOCKS[kind]
+        self._few_blocks = ["--num-gpu-blocks-override", str(FEW_BLOCKS[kind])]
         self._long_answer = LONG_ANSWER[kind]
         self._whole = kind == "llama"
 
@@ -71,7 +70,7 @@ class OnDevice(Stage):
         self.ended(engine)
         self.report.equal(f"{self.name}: kvconnd stops in order", self.daemon.terminate(), 0)
         self.start_daemon()
-        engine = self.started(2, prefix_caching=True, arguments=["--num-gpu-blocks-override", str(self._few_blocks)])
+        engine = self.started(2, prefix_caching=True, arguments=self._few_blocks)
         self.restarted(engine)
         self.preempted(engine)
         self.ended(engine)
@@ -84,7 +83,8 @@ class OnDevice(Stage):
 
     def start_daemon(self) -> None:
         """Start the daemon, which loads the stand-in when an engine registers memory of a device."""
-        settings = ("--prefill-tokens-per-s", "1", "--host-bytes", HOST_BYTES, "--cuda-library", self._library)
+        settings = ["--prefill-tokens-per-s", "1", "--host-bytes", HOST_BYTES]
+        settings += ["--load-timeout", f"{CROWDED_S:g}s", "--cuda-library", self._library]
         self.daemon.start(settings=settings)
 
     def started(self, number: int, prefix_caching: bool, arguments: Sequence[str] = ()) -> Engine:
@@ -92,8 +92,8 @@ class OnDevice(Stage):
         config = json.loads(self.daemon.vllm_config())
         config |= {"kv_connector": "DeviceConnector", "kv_connector_module_path": "device_connector"}
         engine = self.engine(self.model, number)
-        sleep = ["--worker-extension-cls", "device_connector.Sleep"]
-        engine.start(json.dumps(config), prefix_caching, arguments=[*sleep, *arguments])
+        controls = ["--worker-extension-cls", "device_connector.Controls", "--block-size", str(self.block_size)]
+        engine.start(json.dumps(config), prefix_caching, arguments=[*controls, *arguments])
         engine.wait()
         self.daemon.wait_for_engine()
         return engine
@@ -144,9 +144,15 @@ class OnDevice(Stage):
         prompts = [prompt(rng, CROWDED) for _ in range(4)]
         want = [self.long(engine, p, **NO_CACHE) for p in prompts]
         self.forgotten(engine)
-        # A save has to be under way when its blocks are given out again, however fast this machine computes.
-        with ThreadPoolExecutor(len(prompts) + 1) as pool, self.slow_copier(pool):
-            got = list(pool.map(lambda p: self.long(engine, p), prompts))
+        engine.call("get_device_held")
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = [pool.submit(self.long, engine, p) for p in prompts]
+            # Saves are under way when their blocks are given out again, however fast this machine computes.
+            try:
+                self.daemon.wait_until(lambda: self.stands_still(engine, answers), "an engine that waits", CROWDED_S)
+            finally:
+                engine.call("get_device_going")
+            got = [a.result() for a in answers]
         self.same("preempted while saving", got, want)
         self.forgotten(engine)
         got = [self.long(engine, p) for p in prompts]
@@ -158,25 +164,11 @@ class OnDevice(Stage):
         dropped = self.daemon.metric("kvconn_dropped_blocks_total")
         self.report.check(f"{self.name}: blocks were taken back from saves", dropped > 0, f"{dropped:g}")
 
-    @contextlib.contextmanager
-    def slow_copier(self, pool: ThreadPoolExecutor) -> Iterator[None]:
-        """Have the daemon's copier stand still for most of the time, each time for less than its deadline."""
-        copier = self.daemon.copier()
-        over = threading.Event()
-
-        def freeze() -> None:
-            while not over.is_set():
-                os.kill(copier, signal.SIGSTOP)
-                over.wait(FROZEN_S)
-                os.kill(copier, signal.SIGCONT)
-                over.wait(0.02)
-
-        freezing = pool.submit(freeze)
-        try:
-            yield
-        finally:
-            over.set()
-            freezing.result()
+    @staticmethod
+    def stands_still(engine: Engine, answers: Sequence[Future[Completion]]) -> bool:
+        """Whether what is left of the answers waits for blocks that saves hold."""
+        done = sum(a.done() for a in answers)
+        return done == len(answers) or (done > 0 and total(engine.port, "vllm:num_requests_running") == 0)
 
     def forgotten(self, engine: Engine) -> None:
         """Wait for all saves, and have the engine forget what it holds."""

@@ -343,7 +343,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
 }
 TWO_RANKS = ("tp", "mla", "pp", "dp")
 """Stages that need a core for each of two ranks."""
-ON_REQUEST = ("dp", "device", "device-hybrid")
+ON_REQUEST = ("dp", "device-hybrid")
 """Stages that take minutes for what others mostly show."""
 
 

@@ -145,12 +145,6 @@ class Daemon(Program):
                 self.fail_with_log("kvconnd is not ready")
             time.sleep(0.02)
 
-    def copier(self) -> int:
-        """Return the process that copies for its only GPU."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        children = [int(pid) for task in tasks for pid in task.read_text().split()]
-        return next(pid for pid in children if b"copier" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
     def healthy(self) -> bool:
         """Whether it says that all is well."""
         return get(self.port, "/healthz")[0] == 200
@@ -185,9 +179,9 @@ class Daemon(Program):
         """Wait until everything that was saved is on disk."""
         self.wait_until(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
         """Wait until a condition holds. `what` names it for people."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > until:
                 self.fail_with_log(f"kvconnd waited for {what}, which did not come")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from completions import MAX_TOKENS, Completion, cacheable, complete, prompt
+from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, prompt
 from damage import flip_bits
 from environment import Environment
 from processes import Daemon, Engine
@@ -31,6 +31,8 @@ class Place:
 
 class Stage:
     """Some prompts, and a daemon with a store of its own. What each prompt yields is known from a run without cache."""
+
+    block_size = BLOCK_SIZE
 
     def __init__(self, place: Place, name: str, lengths: Sequence[int]) -> None:
         self.name, self.place, self.report = name, place, place.report
@@ -65,7 +67,7 @@ class Stage:
 
     def all_cached(self, what: str, answers: Sequence[Completion]) -> None:
         """Check that answers were given all that a cache can give."""
-        want = [cacheable(len(p)) for p in self.prompts]
+        want = [cacheable(len(p), self.block_size) for p in self.prompts]
         self.report.equal(f"{self.name}: {what}: cached tokens in usage", [a.cached for a in answers], want)
 
     def damage(self, every: int, shard: int | None, ranks: int) -> None:

@@ -8,6 +8,7 @@ FAKECUDA_LIBRARY names the stand-in; with FAKECUDA_DELAY_US the device comes to 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,8 @@ from kvconn.vllm.worker import WorkerSide
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 _WIPED = 0x55
+_FOR_THE_DEVICE = 2
+"""CU_MEMHOSTREGISTER_DEVICEMAP."""
 
 
 class Device:
@@ -36,6 +39,8 @@ class Device:
         self.stream = self._get("cuStreamCreate", 1)
         self._addresses: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
+        self._gate: mmap.mmap | None = None
+        self._gate_address = 0
 
     def _call(self, entry: str, *args: Any) -> None:
         code = getattr(self._calls, entry)(*(ctypes.c_uint64(a) if isinstance(a, int) else a for a in args))
@@ -60,6 +65,21 @@ class Device:
         """Have other bytes in all tensors."""
         for tensor in self._tensors:
             tensor.fill_(_WIPED)
+
+    def hold(self) -> None:
+        """Have the stream wait at what is queued next."""
+        if self._gate is None:
+            self._gate = mmap.mmap(-1, mmap.PAGESIZE)
+            at = ctypes.addressof(ctypes.c_char.from_buffer(self._gate))
+            self._call("cuMemHostRegister_v2", at, mmap.PAGESIZE, _FOR_THE_DEVICE)
+            self._gate_address = self._get("cuMemHostGetDevicePointer_v2", at, 0)
+        self._gate[:8] = bytes(8)
+        self._call("cuStreamWaitValue64_v2", self.stream, self._gate_address, 1, 0)
+
+    def release(self) -> None:
+        """Have the stream go on."""
+        if self._gate is not None:
+            self._gate[0] = 1
 
     def address(self, view: int) -> int:
         """Return the device's address of such a tensor's memory."""
@@ -96,9 +116,10 @@ class DeviceSide(WorkerSide):
         """Return the context in which the KV memory is allocated on the device."""
         return DeviceAllocation(self._device)
 
-    def wipe(self) -> None:
-        """Lose what is in the KV memory, as a sleep does."""
-        self._device.wipe()
+    @property
+    def device(self) -> Device:
+        """The device."""
+        return self._device
 
     def _device_memory(self, storages: Sequence[Range], kv_caches: Mapping[str, torch.Tensor]) -> DeviceMemory:
         ranges = [Range(self._device.address(view), size) for view, size in storages]
@@ -115,8 +136,8 @@ class DeviceConnector(KVConnConnector):
         return True
 
 
-class Sleep:
-    """What vLLM's worker does about KV memory when it sleeps and wakes, which it cannot on a processor.
+class Controls:
+    """What vLLM's worker does about KV memory when it sleeps and wakes, which it cannot on a processor; a slow device.
 
     An extension of the worker's class, which vLLM calls by /collective_rpc. The connector takes methods for an exchange
     of weights, unless their names begin as those of vLLM's that are harmless.
@@ -125,7 +146,7 @@ class Sleep:
     def get_kv_memory_back(self) -> None:
         """Take the KV memory back, and lose what is in it."""
         get_kv_transfer_group().unregister_kv_caches()
-        get_kv_transfer_group()._worker.wipe()
+        get_kv_transfer_group()._worker.device.wipe()
 
     def is_kv_memory_registered(self) -> bool:
         """Whether the daemon has the KV memory."""
@@ -134,3 +155,11 @@ class Sleep:
     def check_kv_memory_in(self) -> None:
         """Hand the KV memory over again."""
         get_kv_transfer_group().restore_kv_caches()
+
+    def get_device_held(self) -> None:
+        """Have the device come to nothing that is queued from now on: saves do not begin."""
+        get_kv_transfer_group()._worker.device.hold()
+
+    def get_device_going(self) -> None:
+        """Have the device go on."""
+        get_kv_transfer_group()._worker.device.release()
