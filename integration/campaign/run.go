@@ -286,9 +286,13 @@ func (r *caseRun) release() {
 	}
 }
 
-// save saves records and returns how many were written.
+// save saves records and returns how many were written, which are all where there is room and was no fault.
 func (r *caseRun) save(records []Record) (written int) {
-	errs, err := r.store.save(records)
+	save := r.store.save
+	if !r.touched() && r.limits.cap >= calmCap && r.limits.disk == 0 && r.lease == 0 {
+		save = r.store.saveAgain
+	}
+	errs, err := save(records)
 	if err != nil {
 		r.fail("save", err)
 		return 0

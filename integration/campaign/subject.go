@@ -153,29 +153,34 @@ func (s *subject) save(records []Record) ([]error, error) {
 	return errs, err
 }
 
-// saveAll saves records, and again those for which no slot was freed in time: on a machine with
-// other work a barrier may take longer than a save waits.
-func (s *subject) saveAll(records []Record) error {
-	for deadline := time.Now().Add(Limit / 2); ; {
-		errs, err := s.save(records)
-		if err != nil {
-			return err
-		}
+// saveAgain saves records, and again those for which no slot was freed in time: on a machine with
+// other work a barrier may take longer than a save waits. It returns the last error of each.
+func (s *subject) saveAgain(records []Record) ([]error, error) {
+	errs, err := s.save(records)
+	for deadline := time.Now().Add(Limit / 2); err == nil && time.Now().Before(deadline); {
 		var busy []Record
+		var at []int
 		for i, e := range errs {
 			if errors.Is(e, store.ErrBusy) {
-				busy = append(busy, records[i])
-			} else if e != nil {
-				return e
+				busy, at = append(busy, records[i]), append(at, i)
 			}
 		}
 		if len(busy) == 0 {
-			return nil
+			break
 		}
-		if records = busy; time.Now().After(deadline) {
-			return first(errs)
+		var again []error
+		again, err = s.save(busy)
+		for i, e := range again {
+			errs[at[i]] = e
 		}
 	}
+	return errs, err
+}
+
+// saveAll saves records, again where it has to, and returns the first error that is left.
+func (s *subject) saveAll(records []Record) error {
+	errs, err := s.saveAgain(records)
+	return errors.Join(err, first(errs))
 }
 
 // readBatch is how many records are read by one call.
