@@ -84,7 +84,7 @@ func TestScriptsOfOtherShellsAreValid(t *testing.T) {
 // Groups help people to find a flag: what stands outside of them is common to many commands.
 func TestHelpHasGroups(t *testing.T) {
 	for command, titles := range map[string][]string{
-		"serve": {"Who may connect:", "Disk:", "Bucket:", "Host memory:"}, "router": {"Ranks:", "Which rank:"}, "replay": {"Machines:"}, "": {"Run:", "Measure and size:"},
+		"serve": {"Socket:", "Disk:", "Bucket:", "Host memory:"}, "router": {"Ranks:", "Which rank:"}, "replay": {"Machines:"}, "": {"Run:", "Measure and size:"},
 	} {
 		_, out, _ := kvconnd(append(strings.Fields(command), "--help")...)
 		for _, title := range titles {
@@ -95,7 +95,7 @@ func TestHelpHasGroups(t *testing.T) {
 	}
 	_, out, _ := kvconnd("serve", "--help")
 	_, rest, _ := strings.Cut(out, "\nFlags:\n")
-	common, _, _ := strings.Cut(rest, "\nWho may connect:")
+	common, _, _ := strings.Cut(rest, "\nDisk:")
 	if n := strings.Count(common, "--"); n > 8 {
 		t.Errorf("%d flags of serve are in no group:\n%s", n, common)
 	}

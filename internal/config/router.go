@@ -27,8 +27,8 @@ type Router struct {
 	AlwaysLoad       bool          `name:"always-load" env:"KVCONN_ROUTER_ALWAYS_LOAD" help:"The engines load every hit, even where computing is faster. Those with kvconn don't."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long a prompt that was just routed counts as cached while the engine's events are on their way."`
-	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`
-	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after its last report a request counts as lost."`
+	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"How long a prompt that was routed to an engine without KV events counts as cached there."`
+	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"A request that reports nothing for this long is forgotten."`
 	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the prefix index. Default: a quarter of the memory of machine or cgroup, 2GiB at most."`
 	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt (default 2097152)."`
 	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request (default 64MiB)."`
@@ -37,7 +37,7 @@ type Router struct {
 	FirstByteTimeout time.Duration `name:"first-byte-timeout" env:"KVCONN_ROUTER_FIRST_BYTE_TIMEOUT" default:"5m" help:"Time that a rank has until the first byte, waiting included; until the whole answer if it is not streamed."`
 	StreamTimeout    time.Duration `name:"stream-timeout" env:"KVCONN_ROUTER_STREAM_TIMEOUT" default:"2m" help:"Time that an answer may stand still."`
 	HealthPath       string        `name:"health-path" env:"KVCONN_ROUTER_HEALTH_PATH" default:"/health" placeholder:"PATH" help:"Path with which engines are checked (default /health)."`
-	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"How often engines are checked. 0: never, and all ranks count as ready."`
+	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"Time between checks of an engine. 0 turns them off, and all ranks count as ready."`
 	DrainTimeout     time.Duration `name:"drain-timeout" env:"KVCONN_ROUTER_DRAIN_TIMEOUT" default:"25s" help:"Time within which a stop ends: requests under way at the end of it are broken off."`
 	DrainDelay       time.Duration `name:"drain-delay" env:"KVCONN_ROUTER_DRAIN_DELAY" default:"5s" help:"How long after SIGTERM the router still accepts requests, with /readyz 503, so that balancers learn of the stop; at most half of --drain-timeout."`
 	RankMetrics      bool          `name:"rank-metrics" env:"KVCONN_ROUTER_RANK_METRICS" help:"Export a metric for each rank: whether it gets requests."`

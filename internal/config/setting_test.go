@@ -1,7 +1,6 @@
 package config
 
 import (
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -87,32 +86,5 @@ func TestMisspeltEnvironmentVariablesAreErrors(t *testing.T) {
 	}
 	if !slices.Equal(foreign, []string{"KVCONN_HOST_IP", "KVCONN_NODE_NAME"}) {
 		t.Errorf("foreign ones: %v", foreign)
-	}
-}
-
-func TestEverySettingIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, key := range keysOf[Serve]() {
-		if !strings.Contains(string(doc), "| `"+key+"` |") {
-			t.Errorf("docs/configuration.md does not describe %s", key)
-		}
-	}
-}
-
-func TestEveryRouterSettingIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/router.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, key := range keysOf[Router]() {
-		if key == ranksKey { // the flag's name there
-			key = "rank"
-		}
-		if !strings.Contains(string(doc), "| `"+key+"` |") {
-			t.Errorf("docs/router.md does not describe %s", key)
-		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/kvconn/kvconn/internal/manual"
 )
 
 // group is a title, and the names of what is below it; a name that ends in * is a beginning of names.
@@ -25,24 +27,7 @@ func commands() []group {
 
 // flags are the groups of flags, by command. Flags without a group come first.
 func flags() map[string][]group {
-	serve := []group{
-		{"Who may connect:", []string{"socket*", "allow-*"}},
-		{"Disk:", []string{"max-bytes", "min-free", "forget-lost-segments", "key-file", "scrub-*", "writers", "read-in-flight-bytes"}},
-		{"Host memory:", []string{"host-*", "load-staging-bytes", "save-staging-bytes", "event-bytes", "no-prefetch"}},
-		{"Engines:", []string{"load-timeout", "min-offer-tokens", "prompts-only", "prefill-*", "stage-timeout", "cuda-library"}},
-		{"Bucket:", []string{"object*"}},
-		{"Routers:", []string{"router", "publish-*"}},
-		{"HTTP, log and trace:", []string{"http*", "pprof", "log-*", "record-*", "otlp*", "trace*", "stop-timeout"}},
-	}
-	router := []group{
-		{"Ranks:", []string{"rank", "health-*", "discovery*"}},
-		{"Which rank:", []string{
-			"policy", "placement", "beta", "match-rate", "decode-weight", "balance-weight", "overlap-loads", "assume-kv-reuse", "predict-ttl",
-			"approximate-ttl", "request-ttl", "index-bytes", "max-prompt-tokens",
-		}},
-		{"Requests:", []string{"max-body-bytes", "tokenize-timeout", "max-tries", "first-byte-timeout", "stream-timeout", "drain-*"}},
-		{"HTTP, keys and log:", []string{"http*", "token", "engine-key", "node-token", "log-*", "pprof"}},
-	}
+	serve, router := settings(manual.Serve()), settings(manual.Router())
 	return map[string][]group{
 		"serve": serve, "config show": serve, "router": router, "config router": router,
 		"replay": {
@@ -53,6 +38,18 @@ func flags() map[string][]group {
 			{"Machines:", []string{"ranks", "nodes", "gpu-*", "disk-*", "object-*", "save-*", "prefill-*", "decode-*", "max-running", "overlap-loads", "always-load"}},
 		},
 	}
+}
+
+// settings are the groups that the manual has.
+func settings(groups []manual.Group) []group {
+	out := make([]group, len(groups))
+	for i := range groups {
+		out[i].title = groups[i].Title + ":"
+		for j := range groups[i].Settings {
+			out[i].names = append(out[i].names, groups[i].Settings[j].Flag())
+		}
+	}
+	return out
 }
 
 // has reports whether a name is in the group.
