@@ -68,9 +68,7 @@ func TestRanksStayWhileTheURLTheyShareChanges(t *testing.T) {
 		t.Error("the request of the rank that leaves was forgotten")
 	}
 	f.wants("http://a:1", "http://b:1", "http://c:1")
-	if s := f.Discovery.Stats(); s.Refused != 0 || s.Ranks != 3 || s.Leaving != 0 {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "three ranks, none of them refused or leaving", func() bool { s := f.Discovery.Stats(); return s.Refused == 0 && s.Ranks == 3 && s.Leaving == 0 })
 }
 
 // A rank that the router will not have another way stays, and gets no requests if it is found draining.

@@ -36,9 +36,10 @@ func TestAFileIsReadAgainHoweverItIsChanged(t *testing.T) {
 	path := filepath.Join(dir, "ranks.yaml")
 	f := discover(t, nil, Source{File: path, Interval: fast})
 	f.fails(1) // the file is not there yet
-	if s := f.Discovery.Stats(); s.Failing != 1 || len(s.Why) != 1 || !strings.Contains(s.Why[0], path) {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "a source that fails, and why", func() bool {
+		s := f.Discovery.Stats()
+		return s.Failing == 1 && len(s.Why) == 1 && strings.Contains(s.Why[0], path)
+	})
 	write(t, path, ranksAt("a"))
 	f.wants("http://a:1")
 	wait.For(t, "no failing source", func() bool { return f.Discovery.Stats().Failing == 0 })

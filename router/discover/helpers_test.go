@@ -179,9 +179,7 @@ func TestARankThatLeavesIsDrained(t *testing.T) {
 	}
 	write(t, path, "ranks: [{model: m, endpoint: 'http://b:1'}]")
 	f.wants("http://a:1 draining", "http://b:1")
-	if s := f.Discovery.Stats(); s.Ranks != 1 || s.Leaving != 1 || s.Failing != 0 {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "one rank and one that leaves", func() bool { s := f.Discovery.Stats(); return s.Ranks == 1 && s.Leaving == 1 && s.Failing == 0 })
 	// One that is found again goes on as it was.
 	write(t, path, "ranks: [{model: m, endpoint: 'http://b:1'}, {model: m, endpoint: 'http://a:1'}]")
 	f.wants("http://a:1", "http://b:1")

@@ -305,9 +305,7 @@ func TestRanksBelongToTheDaemonOfTheirNode(t *testing.T) {
 	want("1:8000 http://10.1.0.1:9477, 2:8000 http://10.1.0.1:9477, 3:8000 http://10.1.0.2:9477, 4:8000 http://10.1.0.1:9477")
 	s.put("kvconn", "kvconn-1", end("10.1.0.9", "n1", ""), end("10.1.0.1", "n1", "leaving"), end("10.1.0.2", "n2", ""))
 	want("1:8000 http://10.1.0.9:9477, 2:8000 http://10.1.0.9:9477, 3:8000 http://10.1.0.2:9477, 4:8000 http://10.1.0.9:9477")
-	if s := f.Discovery.Stats(); s.Refused != 0 || s.Ranks != 4 {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "four ranks, none of them refused", func() bool { s := f.Discovery.Stats(); return s.Refused == 0 && s.Ranks == 4 })
 }
 
 // Without the right to see the daemons, engines are still found.
@@ -317,9 +315,10 @@ func TestDaemonsThatCannotBeSeenDoNotHideEngines(t *testing.T) {
 	f := s.follow(func(o *Source) { o.Daemons, o.DaemonsNamespace = "kvconn", "secret" })
 	f.wants("http://10.0.0.1:8000")
 	f.fails(1)
-	if s := f.Discovery.Stats(); s.Failing != 1 || !strings.Contains(s.Why[0], "forbidden in secret") {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "a source that fails, and why", func() bool {
+		s := f.Discovery.Stats()
+		return s.Failing == 1 && strings.Contains(s.Why[0], "forbidden in secret")
+	})
 }
 
 // Whatever happens to the API server and the connections to it, the ranks stay, and what changed meanwhile is seen.
@@ -389,9 +388,7 @@ func TestAVersionThatIsAlwaysGoneIsAnError(t *testing.T) {
 	s.set(func() { s.fail = http.StatusGone })
 	f := s.follow(nil)
 	f.fails(2)
-	if s := f.Discovery.Stats(); s.Failing != 1 || !strings.Contains(s.Why[0], "version") {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "a source that fails, and why", func() bool { s := f.Discovery.Stats(); return s.Failing == 1 && strings.Contains(s.Why[0], "version") })
 }
 
 // Whatever an API server sends, memory is bounded.
@@ -461,9 +458,10 @@ func TestAServerThatIsNotTheClustersGetsNoToken(t *testing.T) {
 	if asked.Load() {
 		t.Error("a request was sent")
 	}
-	if s := f.Discovery.Stats(); !strings.Contains(strings.Join(s.Why, " "), "certificate") {
-		t.Errorf("%+v", s)
-	}
+	wait.For(t, "why it fails", func() bool {
+		s := f.Discovery.Stats()
+		return strings.Contains(strings.Join(s.Why, " "), "certificate")
+	})
 }
 
 // Bytes that no API server sends end the watch, and change nothing.
