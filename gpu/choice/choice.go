@@ -63,6 +63,16 @@ type Table struct {
 	cells [directions][maxRunBytesLog2][countClasses]cell
 	// losses counts copies by kernel that ended their copier.
 	losses int
+	// fixed, if set, is the one way.
+	fixed *Way
+}
+
+// Fix has all copies that might go either way go this one, until it is called with nil: for measurements. Copies by kernel that
+// are given up stay so.
+func (t *Table) Fix(w *Way) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fixed = w
 }
 
 // cell of copies, or nil if they are batches always. mu is held.
@@ -84,6 +94,9 @@ func (t *Table) Choose(direction uint8, runs int, bytes uint64) Way {
 	c := t.cell(direction, runs, bytes)
 	if c == nil || t.losses >= maxLosses {
 		return Batch
+	}
+	if t.fixed != nil {
+		return *t.fixed
 	}
 	c.gap = max(c.gap, minGap)
 	if c.since++; c.since < c.gap {

@@ -127,3 +127,33 @@ func TestKernelsThatEndCopiersAreGivenUp(t *testing.T) {
 		}
 	}
 }
+
+func TestAWayCanBeFixed(t *testing.T) {
+	var table Table
+	const runs, bytes = 64, 64 << 10
+	for _, w := range []Way{Kernel, Batch} {
+		table.Fix(&w)
+		for range 3 * minGap {
+			if got := table.Choose(0, runs, bytes); got != w {
+				t.Fatalf("%v, want %v", got, w)
+			}
+		}
+		if got := table.Choose(0, 1, bytes); got != Batch {
+			t.Errorf("one run goes by %v", got)
+		}
+	}
+	kernel := Kernel
+	table.Fix(&kernel)
+	for range maxLosses {
+		table.Lost()
+	}
+	if got := table.Choose(0, runs, bytes); got != Batch {
+		t.Errorf("kernels are given up, and %v is chosen", got)
+	}
+	var other Table
+	other.Fix(&kernel)
+	other.Fix(nil)
+	if got := other.Choose(0, runs, bytes); got != Batch {
+		t.Errorf("nothing is fixed, and %v is chosen first", got)
+	}
+}

@@ -6,12 +6,14 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/gpu/choice"
 	"github.com/kvconn/kvconn/gpu/region"
 )
 
@@ -159,14 +161,24 @@ func (d *Driver) Close() error {
 	return nil
 }
 
+// FixWay has copies that might go either way go this one on all GPUs that serve now, and nil what is learnt to be faster: for
+// measurements.
+func (d *Driver) FixWay(w *choice.Way) {
+	for _, g := range d.all() {
+		g.learnt.Fix(w)
+	}
+}
+
+// all are the GPUs that engines have named.
+func (d *Driver) all() []*device {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Values(d.gpus))
+}
+
 // Devices implements [gpu.DeviceLister].
 func (d *Driver) Devices() []gpu.DeviceStatus {
-	d.mu.Lock()
-	gpus := make([]*device, 0, len(d.gpus))
-	for _, g := range d.gpus {
-		gpus = append(gpus, g)
-	}
-	d.mu.Unlock()
+	gpus := d.all()
 	out := make([]gpu.DeviceStatus, 0, len(gpus))
 	for _, g := range gpus {
 		out = append(out, g.status())

@@ -59,7 +59,17 @@ def least(cases: Sequence[Mapping[str, Any]]) -> str:
 
 def decode(steps: Sequence[Mapping[str, Any]]) -> str:
     """Return how much longer decode steps take beside copies."""
-    return "beside " + ", ".join(f"{s['beside']} {s['ratio']:.2f}" for s in steps if s["beside"]) + " of a step alone"
+    said = [f"{s['beside']}{_by(s)} {s['ratio']:.2f}" for s in steps if s["beside"]]
+    return "beside " + ", ".join(said) + " of a step alone"
+
+
+def _by(step: Mapping[str, Any]) -> str:
+    """Return how copies were made, where the bench said so: the way, and the share that a GPU let go that way."""
+    way = step.get("way")
+    if not way:
+        return ""
+    share = step["kernel_ratio"] if way == "kernel" else 1 - step["kernel_ratio"]
+    return f" by {way}" + (f" ({share:.0%})" if share < 1 else "")
 
 
 def _named(case: Mapping[str, Any]) -> str:

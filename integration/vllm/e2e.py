@@ -162,6 +162,8 @@ class Main:
         observed.hits_are_shown(self.report, engine, self.rows[-1].tokens, "host")
         self.decoded_blocks(engine)
         self.scopes(engine)
+        observed.bench_sees_the_cache(self.report, engine, self.daemon.binary)
+        observed.hit_rates_agree(self.report, engine, self.daemon)
         self.flipped_bits(engine)
         self.killed_between_runs(engine)
         engine.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,6 +106,36 @@ def hits_are_shown(report: Report, engine: Engine, tokens: Sequence[int], tier: 
     report.check(f"{tier}: bytes", metric(engine, "vllm:kvconn_loaded_bytes_total", tier=tier) > 0)
     taken = metric(engine, "vllm:kvconn_saved_blocks_total", result="taken")
     report.check("vLLM's metrics count what is saved", taken > 0, f"{taken:g} blocks")
+
+
+def hit_rates_agree(report: Report, engine: Engine, daemon: Daemon) -> None:
+    """Check that daemon and engine count one hit rate, of all that this engine asked since this daemon started."""
+    ours = [daemon.metric(f"kvconn_{what}_tokens_total") for what in ("queried", "offered")]
+    theirs = [metric(engine, f"vllm:external_prefix_cache_{what}_total") for what in ("queries", "hits")]
+    rate, want = ours[1] / ours[0], theirs[1] / theirs[0]
+    counted = f"{ours[1]:g} of {ours[0]:g}, vLLM {theirs[1]:g} of {theirs[0]:g}"
+    report.check("the hit rate is vLLM's within 1%", abs(rate - want) <= 0.01 * want, counted)
+
+
+def bench_sees_the_cache(report: Report, engine: Engine, binary: Path) -> None:
+    """Check what `kvconnd bench engine` says of an engine whose own prefix cache is off."""
+    command = [binary, "bench", "engine", "--url", f"http://127.0.0.1:{engine.port}", "--json"]
+    command += ["--tokens", "400,1500", "--prompts", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        report.check("bench engine", False, done.stderr)
+        return
+    for length in json.loads(done.stdout)["lengths"]:
+        seen, tokens = length["engine"], length["tokens"]
+        report.check(
+            f"bench engine: prompts of {tokens} tokens",
+            abs(seen["prompt_tokens"] - tokens) <= tokens / 10,
+            f"{seen['prompt_tokens']:g} by the engine's count",
+        )
+        report.equal(f"bench engine: {tokens} tokens: nothing cached at first", seen["cold_cached_ratio"], 0)
+        share = cacheable(round(seen["prompt_tokens"])) / seen["prompt_tokens"]
+        cached = seen["again_cached_ratio"]
+        report.check(f"bench engine: {tokens} tokens: cached when asked again", cached >= 0.95 * share, f"{cached:.3f}")
 
 
 def tier_is_shown(report: Report, engine: Engine, followed: Followed, chunks: int) -> None:

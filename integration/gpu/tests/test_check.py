@@ -139,6 +139,14 @@ def test_decode_beside_copies_is_a_row_of_its_own(check_py, tmp_path):
     assert row.says == "beside load 1.02, save 1.12, both 1.50 of a step alone"
 
 
+def test_ways_of_copying_are_told_apart(check_py, tmp_path):
+    ways = [("batch", 0.0), ("kernel", 1.0), ("kernel", 0.25)]
+    steps = [*STEPS, *(step("save", 1.25) | {"way": way, "kernel_ratio": ratio} for way, ratio in ways)]
+    row = asked(check_py, "decode beside copies", bench(tmp_path, GOOD, steps))
+    said = "save by batch 1.25, save by kernel 1.25, save by kernel (25%) 1.25 of a step alone"
+    assert row.says.endswith(f"both 1.50, {said}")
+
+
 def test_the_bench_runs_once_for_all_rows(check_py, tmp_path):
     check = check_py.Check("libcuda.so.1", stand_in=False)
     check.kvconnd = bench(tmp_path, GOOD, script=f"echo ran >>{tmp_path}/runs")

@@ -28,18 +28,21 @@ func TestAllCasesAreMeasured(t *testing.T) {
 	var beside []Direction
 	for _, s := range r.Decode {
 		beside = append(beside, s.Beside)
+		if s.Way == "kernel" && s.KernelRatio != 1 || s.Way == "batch" && s.KernelRatio != 0 {
+			t.Errorf("%+v", s)
+		}
 		if !(s.MedianSeconds > 0) || s.P99Seconds < s.MedianSeconds || !(s.Ratio > 0) || (s.Beside != "") != (s.CopiedBytesPerS > 0) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if !slices.Equal(beside, []Direction{"", Load, Save, Both}) {
+	if !slices.Equal(beside, []Direction{"", Load, Save, Both, Load, Load, Save, Save}) {
 		t.Errorf("beside %q", beside)
 	}
 	var out bytes.Buffer
 	if err := r.Print(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"figures mean nothing", "hybrid, per layer", "beside saves", "Fake GPU"} {
+	for _, want := range []string{"figures mean nothing", "hybrid, per layer", "beside saves, all by kernel", "Fake GPU"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, &out)
 		}

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/kvconn/kvconn/gpu/choice"
+	"github.com/kvconn/kvconn/gpu/cuda"
 	"github.com/kvconn/kvconn/gpu/kernel"
 	"github.com/kvconn/kvconn/gpu/libcuda"
 )
 
-// decodeShape is what is copied beside decode steps: the usual layout, in the usual blocks.
-func decodeShape() shape { return shape{Layouts()[1], 16} }
+// decodeShape is what is copied beside decode steps: keys and values apart in usual blocks, whose runs of 32 KiB may go either
+// way. Longer ones never go by kernel.
+func decodeShape() shape { return shape{Layouts()[2], 16} }
 
 // busyBlocks bounds the grid of a launch: enough to fill any device.
 const busyBlocks = 2048
@@ -104,21 +107,53 @@ func (d *decoder) steps(ctx context.Context, n int) ([]float64, error) {
 	return all, nil
 }
 
+// copies are what runs beside decode steps: a direction, and a way or nil for the one that is learnt.
+type copies struct {
+	direction Direction
+	way       *choice.Way
+}
+
+// allCopies are each direction as the daemon copies, and each way by itself.
+func allCopies() []copies {
+	batch, kernel := choice.Batch, choice.Kernel
+	return []copies{{Load, nil}, {Save, nil}, {Both, nil}, {Load, &batch}, {Load, &kernel}, {Save, &batch}, {Save, &kernel}}
+}
+
 // beside times steps while copies run.
-func (d *decoder) beside(ctx context.Context, c *cache, way Direction, n int) (Step, error) {
-	all := transfers(c, way)
+func (d *decoder) beside(ctx context.Context, c *cache, what copies, n int) (Step, error) {
+	driver := c.driver
+	driver.FixWay(what.way)
+	defer driver.FixWay(nil)
+	all := transfers(c, what.direction)
 	if _, err := runAll(ctx, all); err != nil {
 		return Step{}, err
 	}
+	batches, byKernel := counted(driver)
 	stop := runOn(ctx, all)
 	times, err := d.steps(ctx, n)
 	bytes, took, copyErr := stop()
 	if err = errors.Join(err, copyErr); err != nil {
 		return Step{}, err
 	}
-	return Step{
-		Beside: way, MedianSeconds: median(times), P99Seconds: percentile(times, 0.99), CopiedBytesPerS: float64(bytes) / took.Seconds(),
-	}, nil
+	s := Step{
+		Beside: what.direction, MedianSeconds: median(times), P99Seconds: percentile(times, 0.99),
+		CopiedBytesPerS: float64(bytes) / took.Seconds(),
+	}
+	if what.way != nil {
+		s.Way = what.way.String()
+	}
+	if all, kernels := counted(driver); all > batches {
+		s.KernelRatio = float64(kernels-byKernel) / float64(all-batches)
+	}
+	return s, nil
+}
+
+// counted are a driver's batches until now, and those that went by kernel.
+func counted(driver *cuda.Driver) (batches, byKernel uint64) {
+	for _, d := range driver.Devices() {
+		batches, byKernel = batches+d.Batches, byKernel+d.KernelBatches
+	}
+	return batches, byKernel
 }
 
 func median(values []float64) float64 { return percentile(values, 0.5) }

@@ -182,8 +182,8 @@ func (b *bench) decodeBeside(ctx context.Context, c *cache) error {
 		return err
 	}
 	b.r.Decode = append(b.r.Decode, Step{MedianSeconds: median(alone), P99Seconds: percentile(alone, 0.99), Ratio: 1})
-	for _, way := range []Direction{Load, Save, Both} {
-		s, err := d.beside(ctx, c, way, b.o.Steps)
+	for _, what := range allCopies() {
+		s, err := d.beside(ctx, c, what, b.o.Steps)
 		if err != nil {
 			return err
 		}

@@ -56,9 +56,13 @@ type Case struct {
 // Step is the time of a decode step, which is a busy kernel in a stream of the engine's process.
 type Step struct {
 	// Beside is what runs at the same time: a direction, or empty for nothing.
-	Beside        Direction `json:"beside"`
-	MedianSeconds float64   `json:"median_s"`
-	P99Seconds    float64   `json:"p99_s"`
+	Beside Direction `json:"beside"`
+	// Way is how copies were made: batch, kernel, or empty for the one that was learnt to be faster. KernelRatio is the part of
+	// the batches that went by kernel, which a GPU may refuse.
+	Way           string  `json:"way"`
+	KernelRatio   float64 `json:"kernel_ratio"`
+	MedianSeconds float64 `json:"median_s"`
+	P99Seconds    float64 `json:"p99_s"`
 	// Ratio of the median to that of a step alone.
 	Ratio float64 `json:"ratio"`
 	// CopiedBytesPerS went through our path meanwhile.
@@ -85,22 +89,27 @@ func (r *Result) Print(out io.Writer) error {
 		fmt.Fprintf(w, "%s\t%d\t%.4g KiB\t%d\t%s\t%.2f\t%.2f\t%.3f\n", c.Layout, c.BlockTokens, float64(c.RunBytes)/1024, c.Runs, c.Direction,
 			c.BytesPerS/1e9, c.PinnedBytesPerS/1e9, c.Ratio)
 	}
-	fmt.Fprintln(w, "\ndecode step\tmedian\tp99\tratio\tcopied meanwhile")
+	fmt.Fprintln(w, "\ndecode step\tmedian\tp99\tratio\tcopied meanwhile\tby kernel")
 	for i := range r.Decode {
 		s := &r.Decode[i]
-		fmt.Fprintf(w, "%s\t%.3f ms\t%.3f ms\t%.3f\t%.2f GB/s\n", s.name(), 1e3*s.MedianSeconds, 1e3*s.P99Seconds, s.Ratio, s.CopiedBytesPerS/1e9)
+		fmt.Fprintf(w, "%s\t%.3f ms\t%.3f ms\t%.3f\t%.2f GB/s\t%.0f%%\n", s.name(), 1e3*s.MedianSeconds, 1e3*s.P99Seconds, s.Ratio,
+			s.CopiedBytesPerS/1e9, 100*s.KernelRatio)
 	}
 	return w.Flush()
 }
 
 func (s *Step) name() string {
+	name := "alone"
 	switch s.Beside {
 	case Load:
-		return "beside loads"
+		name = "beside loads"
 	case Save:
-		return "beside saves"
+		name = "beside saves"
 	case Both:
-		return "beside both"
+		name = "beside both"
 	}
-	return "alone"
+	if s.Way != "" {
+		name += ", all by " + s.Way
+	}
+	return name
 }
