@@ -109,7 +109,10 @@ def hits_are_shown(report: Report, engine: Engine, tokens: Sequence[int], tier: 
 
 
 def hit_rates_agree(report: Report, engine: Engine, daemon: Daemon) -> None:
-    """Check that daemon and engine count one hit rate, of all that this engine asked since this daemon started."""
+    """Check that daemon and engine count one hit rate, of all that this engine asked since this daemon started.
+
+    kvconnd does not hear of requests that want neither load nor save, which vLLM counts.
+    """
     ours = [daemon.metric(f"kvconn_{what}_tokens_total") for what in ("queried", "offered")]
     theirs = [metric(engine, f"vllm:external_prefix_cache_{what}_total") for what in ("queries", "hits")]
     rate, want = ours[1] / ours[0], theirs[1] / theirs[0]
