@@ -73,11 +73,43 @@ func (c *costState) measure(s *State, r *Request, o *CostOptions) {
 			idle := 1 - min(at.busy, mostBusy)
 			at.price = (1 - idle) / times(idle, idle)
 		}
-		if at.ready > 0 {
-			at.queue /= at.ready
-			at.wait = at.requests / at.seconds / (1 - min(at.work/at.seconds, mostBusy))
-		}
 	}
+	c.priceWork()
+}
+
+// priceWork finds what work on the ranks of each node delays: those that come to the node while its queue lasts, since its ranks
+// take over each other's sessions. A fleet that has a queue on every node has nowhere else to send them: the closer the shortest
+// queue is to the mean, the more work counts by the queue and the rates of all, so that a shorter queue is no reason to do more of it.
+func (c *costState) priceWork() {
+	var all costNode
+	shortest := math.Inf(1)
+	for i := range c.nodes {
+		at := &c.nodes[i]
+		if at.ready == 0 {
+			continue
+		}
+		all.ready, all.queue = all.ready+at.ready, all.queue+at.queue
+		all.requests, all.work, all.seconds = all.requests+at.requests, all.work+at.work, all.seconds+at.seconds
+		at.queue /= at.ready
+		at.wait = at.delayed()
+		shortest = min(shortest, at.queue)
+	}
+	all.queue /= max(all.ready, 1)
+	if !positive(all.queue) || !positive(shortest) {
+		return
+	}
+	all.wait = all.delayed()
+	everywhere := min(math.Sqrt(shortest/all.queue), 1)
+	for i := range c.nodes {
+		at := &c.nodes[i]
+		at.queue += times(everywhere, all.queue-at.queue)
+		at.wait += times(everywhere, all.wait-at.wait)
+	}
+}
+
+// delayed is how many requests come while a second of work is served, with all that comes meanwhile.
+func (n *costNode) delayed() float64 {
+	return n.requests / n.seconds / (1 - min(n.work/n.seconds, mostBusy))
 }
 
 // measureRank takes what a rank's numbers alone say.

@@ -2,6 +2,7 @@ package grid
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -64,6 +65,31 @@ func TestTheDocumentedGrid(t *testing.T) {
 		}
 	}
 	docs.Says(t, "replay.md", fmt.Sprintf("Now it is so in the %d in bold type.", worse))
+}
+
+// The table of docs/replay.md over several seeds, for cells in which chance decides much.
+func TestCellsOverSeeds(t *testing.T) {
+	if os.Getenv("KVCONN_GRID") != "seeds" {
+		t.Skip("KVCONN_GRID=seeds simulates three cells, for a minute")
+	}
+	const seeds = 6
+	for _, c := range []Cell{
+		{DiskBytesPerS: 6e9, BytesPerToken: 40 << 10, GPUBlocks: 1000, Nodes: 4, Load: 4},
+		{DiskBytesPerS: 6e9, BytesPerToken: 40 << 10, GPUBlocks: 4000, Nodes: 4, Load: 4},
+		{DiskBytesPerS: 1e9, BytesPerToken: 128 << 10, GPUBlocks: 1000, Nodes: 1, Load: 4},
+	} {
+		mean, p95 := 0.0, 0.0
+		for c.Seed = range uint32(seeds) {
+			row, err := Run(t.Context(), c, Requests, policies())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, p := row.Worse()
+			mean, p95 = mean+math.Log(1+m)/seeds, p95+math.Log(1+p)/seeds
+		}
+		docs.Says(t, "replay.md", fmt.Sprintf("| %.0f KiB | %.0f GB/s | %d | %d | %g | %.2f | %.2f |", c.BytesPerToken/1024, c.DiskBytesPerS/1e9,
+			c.Nodes, c.GPUBlocks, c.Load, math.Exp(mean), math.Exp(p95)))
+	}
 }
 
 func TestAGridHasAllCombinations(t *testing.T) {
