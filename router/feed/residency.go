@@ -36,6 +36,8 @@ type Residency struct {
 	// ended says that Run is over, and the holders may be another's.
 	ended bool
 	stats ResidencyStats
+	// adapters has its own lock.
+	adapters adapters
 }
 
 // NewResidency makes a feed that writes to index.
@@ -90,6 +92,7 @@ func (f *Residency) Stats() ResidencyStats {
 		s.Dropped += v.dropped
 		s.Refused += v.refused
 	}
+	s.Adapters = f.adapters.count()
 	return s
 }
 
@@ -154,6 +157,7 @@ func (f *Residency) forgetLocked() {
 		f.stats.Refused += v.refused
 	}
 	f.views = nil
+	f.adapters.clear()
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
 }
 

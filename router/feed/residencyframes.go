@@ -24,6 +24,8 @@ func (f *Residency) apply(frame any, at residency.Position) (err error) {
 		err = f.records(frame)
 	case residency.SnapshotEnd:
 		f.loaded()
+	case residency.Adapter:
+		err = f.adapter(&frame)
 	}
 	if err == nil {
 		f.stats.Epoch, f.stats.LastSeq = at.Epoch, at.Seq
@@ -38,6 +40,7 @@ func (f *Residency) begin(h residency.Hello) error {
 	f.stats.Connects++
 	f.stats.Connected, f.stats.Error = true, ""
 	f.numbers = make(map[uint32]*view)
+	f.adapters.clear() // the stream tells them all again
 	if h.Resumed {
 		f.stats.Resumed++
 		f.stats.State = StateSynced

@@ -109,6 +109,8 @@ type ResidencyStats struct {
 	Namespaces          int    `json:"namespaces"`
 	IgnoredNamespaces   uint64 `json:"ignored_namespaces"`
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
+	// Adapters are the names of LoRA adapters whose content is known.
+	Adapters int `json:"adapters"`
 	// Incomplete are blocks that lack shards, Waiting blocks whose parents are unknown, Dropped blocks beyond
 	// MaxWaiting, Refused blocks that the index refused.
 	Incomplete int    `json:"incomplete"`

@@ -172,20 +172,23 @@ func (c *rootCache) of(p *pool, v *view, scope connector.Scope) blockkey.Link {
 }
 
 // walk finds every rank's prefix. A prompt of a scope other than the plain one is announced to the stores'
-// feeds first, unless records of all scopes begin at one root, as SGLang's do.
+// feeds first, unless records of all scopes begin at one root, as SGLang's do. What stores have under an adapter's content is
+// looked for by that.
 func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope connector.Scope, dst []policy.Match) []policy.Match {
 	if scope.LoRA == "" {
 		scope.LoRA = to.lora
 	}
 	p := to.pool
 	root := s.root.of(p, v, scope)
-	if root != v.root && p.scheme == blockkey.Tokens {
-		for _, from := range v.sources {
-			from.feed.NoteRoot(root.Key())
-		}
+	named := p.scheme == blockkey.Tokens && scope.LoRA != "" && s.stored.name(v, scope.LoRA)
+	if root != v.root && p.scheme == blockkey.Tokens && !named {
+		v.noteRoot(root)
 	}
 	s.results = slices.Grow(s.results[:0], len(v.states))[:len(v.states)]
 	r.index.WalkTokens(v.ranks, root, prompt, v.blockSize, &s.walk, s.results)
+	if named {
+		r.walkStored(&s.stored, p, v, prompt, scope, s.results)
+	}
 	return appendMatches(dst, s.results, v.blockSize)
 }
 
