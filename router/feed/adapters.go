@@ -11,6 +11,9 @@ import (
 // is known of any until the stream begins again.
 const maxAdapters = 1 << 15
 
+// maxAdapterBytes bounds a name and a scope; what is longer is not remembered. Connectors' scopes have 71 bytes.
+const maxAdapterBytes = 512
+
 // adapters are what names of LoRA adapters stand for in the namespaces of a store that are followed. Its methods may be
 // called from any goroutine.
 type adapters struct {
@@ -22,6 +25,9 @@ type adapters struct {
 
 // set notes what a name stands for in one namespace; an empty scope is nothing.
 func (a *adapters) set(v *view, name, scope string) {
+	if len(name) > maxAdapterBytes || len(scope) > maxAdapterBytes {
+		scope = ""
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	scopes := a.byName[name]

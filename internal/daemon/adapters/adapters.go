@@ -10,8 +10,14 @@ import (
 	"github.com/kvconn/kvconn/store/residency"
 )
 
-// maxNames bounds the names that are remembered of one session, at up to 4.6 KB each, as a rule 0.1 KB.
-const maxNames = 4096
+const (
+	// maxNames bounds the names that are remembered of one session, maxAll those of all, at 0.9 KB each at most.
+	maxNames = 4096
+	maxAll   = 1 << 16
+	// maxNameBytes is the longest name that routers know of, maxScopeBytes seven times what connectors make.
+	maxNameBytes  = 256
+	maxScopeBytes = 512
+)
 
 // Registry has what each engine's session has told. A name stands for a scope while all sessions of a namespace that know the
 // name agree; where one neither loads nor saves with it, it stands for nothing. What a session has told ends with
@@ -21,6 +27,7 @@ type Registry struct {
 
 	mu       sync.Mutex
 	sessions map[any]*session
+	names    int // of all sessions
 }
 
 type session struct {
@@ -49,27 +56,39 @@ func (r *Registry) Tell(key any, ns connector.NamespaceDigest, list []connector.
 	}
 	changed := false
 	for _, a := range list {
-		old, known := s.scopes[a.Name]
-		switch {
-		case known && old == a.LoRA || s.full:
-			continue
-		case !known && len(s.scopes) >= maxNames:
-			s.full, s.scopes = true, nil
-		default:
-			s.scopes[a.Name] = a.LoRA
-		}
-		changed = true
+		changed = r.note(s, a.Name, a.LoRA) || changed
 	}
 	if changed {
 		r.version.Add(1)
 	}
 }
 
+// note reports whether a name stands for something else than before. The caller holds mu.
+func (r *Registry) note(s *session, name, scope string) (changed bool) {
+	if len(scope) > maxScopeBytes {
+		scope = "" // it is not one that others have
+	}
+	old, known := s.scopes[name]
+	switch {
+	case s.full || known && old == scope || len(name) > maxNameBytes:
+		return false
+	case !known && (len(s.scopes) >= maxNames || r.names >= maxAll):
+		r.names -= len(s.scopes)
+		s.full, s.scopes = true, nil
+		return true
+	case !known:
+		r.names++
+	}
+	s.scopes[name] = scope
+	return true
+}
+
 // Forget forgets what a session has told.
 func (r *Registry) Forget(key any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.sessions[key] != nil {
+	if s := r.sessions[key]; s != nil {
+		r.names -= len(s.scopes)
 		delete(r.sessions, key)
 		r.version.Add(1)
 	}

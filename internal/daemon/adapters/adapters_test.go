@@ -3,6 +3,7 @@ package adapters
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -60,5 +61,28 @@ func TestAFullSessionLeavesNothingKnown(t *testing.T) {
 	r.Forget(2)
 	if got := r.Scopes(); len(got) != 1 {
 		t.Errorf("%v", got)
+	}
+}
+
+// All sessions together have a bound, and so has each text.
+func TestWhatSessionsTellIsBounded(t *testing.T) {
+	r := New()
+	list := make([]connector.Adapter, maxNames)
+	for i := range list {
+		list[i] = connector.Adapter{Name: fmt.Sprint(i), LoRA: "s"}
+	}
+	for key := range maxAll/maxNames + 1 {
+		r.Tell(key, connector.NamespaceDigest{byte(key)}, list)
+	}
+	if got := len(r.Scopes()); got != maxAll || r.names != maxAll {
+		t.Errorf("%d names, %d counted", got, r.names)
+	}
+	for key := range maxAll/maxNames + 1 {
+		r.Forget(key)
+	}
+	long := strings.Repeat("x", maxScopeBytes+1)
+	r.Tell(1, connector.NamespaceDigest{}, []connector.Adapter{{Name: long, LoRA: "s"}, {Name: "a", LoRA: long}, {Name: "b", LoRA: "s"}})
+	if got := r.Scopes(); len(got) != 1 || r.names != 2 {
+		t.Errorf("%v, %d counted", got, r.names)
 	}
 }
