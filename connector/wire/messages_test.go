@@ -32,6 +32,7 @@ func codecs() []codec {
 		Allocs:    []connector.Alloc{{Request: "a", Blocks: [][]uint32{{1, 2}, {connector.NoBlock, 3}}, Computed: 16, External: 16, GroupComputed: []int{16, 0}}},
 		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: [][]uint32{{3}}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
 		Preempted: []string{"c"}, Finished: []string{"d", "e"}, TellSaves: true,
+		Adapters: []connector.Adapter{{Name: "tuned", LoRA: "lora-1:0a"}, {Name: "refused"}},
 	}
 	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}, Saves: []connector.PlannedSave{{Request: "b", Group: 1, First: 2, Count: 3}}}
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}

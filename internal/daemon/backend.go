@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/adapters"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
 	"github.com/kvconn/kvconn/internal/observe"
@@ -32,6 +33,8 @@ type backend struct {
 	// levels are where loads come from, the fastest first.
 	levels  []store.Level
 	probers []*probe.Prober
+	// adapters are what engines use.
+	adapters *adapters.Registry
 	// record is nil if no trace is recorded.
 	record *tracelog.Log
 
@@ -52,7 +55,7 @@ var _ server.Backend = (*backend)(nil)
 
 func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, chain: chain, cache: host.NewCache(a, chain), times: observe.NewTimes(),
+		opts: o, chain: chain, cache: host.NewCache(a, chain), times: observe.NewTimes(), adapters: adapters.New(),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), past: make(models.Counts),
@@ -162,6 +165,12 @@ func (s *schedulerSession) Match(ctx context.Context, m *connector.MatchRequest)
 	return s.Leader.Match(ctx, m)
 }
 
+// Step is the leader's. Routers are told of the adapters that it names.
+func (s *schedulerSession) Step(ctx context.Context, m *connector.StepRequest) (connector.StepReply, error) {
+	s.b.adapters.Tell(s, s.namespace, m.Adapters)
+	return s.Leader.Step(ctx, m)
+}
+
 // loads reports whether a rank of the engine on this node loads a shard.
 func (s *schedulerSession) loads(shard connector.Shard) bool {
 	s.b.mu.Lock()
@@ -266,6 +275,7 @@ func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 // Close ends the session and releases what its requests had pinned.
 func (s *schedulerSession) Close() {
 	s.Leader.Close()
+	s.b.adapters.Forget(s)
 	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)

@@ -174,7 +174,7 @@ func TestRanksChangeAsTheirDescriptionDoes(t *testing.T) {
 // A rank that does not fit the others waits until it does, and harms none.
 func TestARankThatDoesNotFitIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ranks.yaml")
-	write(t, path, ranksAt("a")+"  - {model: m, endpoint: 'http://b:1', block_size: 64}\n")
+	write(t, path, strings.ReplaceAll(ranksAt("a"), "model: m", "model: m, block_size: 16")+"  - {model: m, endpoint: 'http://b:1', block_size: 64}\n")
 	f := discover(t, nil, Source{File: path, Interval: fast})
 	wait.For(t, "a refusal", func() bool { s := f.Discovery.Stats(); return s.Refused == 1 && s.Ranks == 1 })
 	write(t, path, "ranks: [{model: m, endpoint: 'http://b:1', block_size: 64}]\n")
