@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
@@ -34,6 +35,8 @@ type backend struct {
 	probers []*probe.Prober
 	// record is nil if no trace is recorded.
 	record *tracelog.Log
+	// tracer is nil if no traces are sent.
+	tracer *spans.Tracer
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -79,6 +82,7 @@ type schedulerSession struct {
 	manifest  *connector.Manifest
 	namespace connector.NamespaceDigest
 	since     time.Time
+	spans     *spans.Engine // nil if no traces are sent
 }
 
 // workerSession is one rank's worker.
@@ -90,6 +94,7 @@ type workerSession struct {
 	rank      int
 	manifest  *connector.Manifest
 	since     time.Time
+	spans     *spans.Engine // nil if no traces are sent
 	// keyed is the leader of an engine that brings its own keys, nil for others; notReady is why
 	// nothing is offered, "" if it is. The backend's mutex guards notReady.
 	keyed    *leader.Keyed
@@ -114,7 +119,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	if err != nil {
 		return nil, err
 	}
-	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
+	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now(), spans: b.tracer.Engine(p.Engine, m, short(ns))}
 	o := b.leaderOptions(ns, m, p)
 	if p.Handoff {
 		account, err := b.account(ns)
@@ -159,6 +164,9 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 // Match is the leader's, measured: the engine's scheduler waits for it.
 func (s *schedulerSession) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
 	defer s.b.times.Matched(time.Now())
+	if s.spans != nil {
+		return s.spans.Match(ctx, m, s.Leader.Match)
+	}
 	return s.Leader.Match(ctx, m)
 }
 
@@ -199,10 +207,10 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now(), spans: b.tracer.Engine(p.Engine, m, short(ns))}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: b.times,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: s.spans.Rank(rank, s.trace, b.times),
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
