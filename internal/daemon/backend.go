@@ -98,6 +98,7 @@ type workerSession struct {
 	// keyed is the leader of an engine that brings its own keys, nil for others; notReady is why
 	// nothing is offered, "" if it is. The backend's mutex guards notReady.
 	keyed    *leader.Keyed
+	traces   *spans.Keyed // nil like keyed
 	notReady string
 	// ends orders the starts of loads by key and the polls, which come over several connections: the
 	// leader must know a load before its end. Nothing waits for I/O while it is held.
@@ -210,11 +211,15 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now(), spans: b.tracer.Engine(p.Engine, m, short(ns))}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: s.spans.Rank(rank, s.trace, b.times),
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: s.spans.Rank(rank, s.traced, b.times),
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
-		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain); err != nil {
+		s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain)
+		if err == nil {
+			s.traces, err = spans.NewKeyed()
+		}
+		if err != nil {
 			s.Worker.Close()
 		}
 	}
@@ -236,8 +241,22 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	return s, nil
 }
 
-// trace returns the traceparent of a request of the rank's engine, as its scheduler has told it here.
-func (s *workerSession) trace(request string) string {
+// trace returns the traceparent of a load.
+func (s *workerSession) trace(load string) string {
+	_, trace := s.traced(load)
+	return trace
+}
+
+// traced returns the request that a load is for and its traceparent, as the rank's engine has told it here.
+func (s *workerSession) traced(load string) (request, trace string) {
+	if s.traces != nil {
+		return s.traces.Of(load)
+	}
+	return load, s.schedulersTrace(load)
+}
+
+// schedulersTrace returns the traceparent of a request of the rank's engine, as its scheduler has told it here.
+func (s *workerSession) schedulersTrace(request string) string {
 	s.b.mu.Lock()
 	var leaders []*leader.Leader
 	for l := range s.b.schedulers {

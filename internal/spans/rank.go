@@ -17,25 +17,26 @@ type Rank struct {
 	worker.Observer
 	e     *Engine
 	attrs trace.SpanStartEventOption
-	// trace returns a request's traceparent.
-	trace func(request string) string
+	// of returns a load's request and its traceparent.
+	of func(load string) (request, trace string)
 }
 
 var _ worker.Observer = (*Rank)(nil)
 
 // Rank returns an observer that makes the spans of a rank and passes on to next what it is told: next itself of a nil Engine.
-// of returns the traceparent of a request, "" if there is none.
-func (e *Engine) Rank(rank int, of func(request string) string, next worker.Observer) worker.Observer {
+// of returns the request that a load is for, and its traceparent, "" if there is none.
+func (e *Engine) Rank(rank int, of func(load string) (request, trace string), next worker.Observer) worker.Observer {
 	if e == nil {
 		return next
 	}
-	return &Rank{Observer: next, e: e, trace: of, attrs: trace.WithAttributes(attribute.Int("kvconn.rank", rank))}
+	return &Rank{Observer: next, e: e, of: of, attrs: trace.WithAttributes(attribute.Int("kvconn.rank", rank))}
 }
 
 // LoadEnded makes the span of a load.
 func (r *Rank) LoadEnded(l *worker.Load) {
 	r.Observer.LoadEnded(l)
-	span := r.e.t.child("kvconn.load", r.trace(l.Request), trace.WithTimestamp(l.Began), r.e.attrs, r.attrs)
+	id, of := r.of(l.Request)
+	span := r.e.t.child("kvconn.load", of, trace.WithTimestamp(l.Began), r.e.attrs, r.attrs)
 	if span == nil {
 		return
 	}
@@ -46,7 +47,7 @@ func (r *Rank) LoadEnded(l *worker.Load) {
 		blocks, bytes = blocks+t.Blocks, bytes+t.Bytes
 		span.SetAttributes(attribute.Int("kvconn.loaded_blocks."+t.Tier, t.Blocks), attribute.Int64("kvconn.loaded_bytes."+t.Tier, t.Bytes))
 	}
-	span.SetAttributes(request(l.Request), attribute.Int("kvconn.loaded_blocks", blocks), attribute.Int64("kvconn.loaded_bytes", bytes))
+	span.SetAttributes(request(id), attribute.Int("kvconn.loaded_blocks", blocks), attribute.Int64("kvconn.loaded_bytes", bytes))
 	if l.Waited >= 0 {
 		span.SetAttributes(attribute.Float64("kvconn.wait_seconds", l.Waited.Seconds()))
 	}

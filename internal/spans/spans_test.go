@@ -169,7 +169,7 @@ func TestLoadsAndSavesAreChildrenToo(t *testing.T) {
 	e := newEngine(tracer)
 	traces := map[string]string{"a": recorded, "b": unrecorded, "c": recorded}
 	of := func(request string) string { return traces[request] }
-	r := e.Rank(3, of, nothing{})
+	r := e.Rank(3, func(load string) (string, string) { return load, of(load) }, nothing{})
 	began := time.Now()
 	r.LoadEnded(&worker.Load{Request: "b", Began: began})
 	r.LoadEnded(&worker.Load{Request: "unknown", Began: began})
