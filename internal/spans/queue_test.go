@@ -134,6 +134,7 @@ func TestAPostIsRepeatedWhileTheCollectorIsBusy(t *testing.T) {
 		q, posts := scripted(t, &log, busy, &errUnavailable{error: errors.New("refused")})
 		q.OnEnd(nil)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if got := *posts; len(got) != 3 || got[0] != 2*time.Second || got[1] != 9*time.Second || got[2] != 11*time.Second {
 			t.Errorf("posts at %v", got)
 		}
