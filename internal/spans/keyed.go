@@ -34,11 +34,16 @@ func NewKeyed() (*Keyed, error) {
 	return &Keyed{requests, loads}, err
 }
 
-// Present calls present, which answers m, and notes the trace of its request, which has one. The first time, and if e is not nil, it makes a span.
-// It keeps nothing of m.
-func (k *Keyed) Present(e *Engine, m *connector.PresentRequest, into [][]byte, blockTokens int, present func(*connector.PresentRequest, [][]byte) [][]byte) [][]byte {
-	known := k.requests.Contains(m.Request)
-	k.requests.Add(strings.Clone(m.Request), strings.Clone(m.Trace))
+// Present calls present, which answers m, and notes the trace of its request, which has one. The first time, and if e is not
+// nil, it makes a span. It keeps nothing of m.
+func (k *Keyed) Present(
+	e *Engine, m *connector.PresentRequest, into [][]byte, blockTokens int, present func(*connector.PresentRequest, [][]byte) [][]byte,
+) [][]byte {
+	old, _ := k.requests.Get(m.Request)
+	known := old == m.Trace
+	if !known {
+		k.requests.Add(strings.Clone(m.Request), strings.Clone(m.Trace))
+	}
 	var span trace.Span
 	if e != nil && !known {
 		span = e.t.child("kvconn.match", m.Trace, trace.WithSpanKind(trace.SpanKindServer), e.attrs)

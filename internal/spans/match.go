@@ -12,8 +12,11 @@ import (
 
 // Match calls match, which answers m, in a span. Only a request's first match has one: engines repeat the question in every
 // step in which there is no room for the request. A request without a trace may begin one; m.Trace names it then, so that the
-// request's loads and saves join it. It keeps nothing of m. Without a span it allocates nothing.
-func (e *Engine) Match(ctx context.Context, m *connector.MatchRequest, match func(context.Context, *connector.MatchRequest) (connector.Offer, error)) (connector.Offer, error) {
+// request's loads and saves join it. It keeps nothing of m. Where requests begin no traces it
+// allocates nothing without a span.
+func (e *Engine) Match(
+	ctx context.Context, m *connector.MatchRequest, match func(context.Context, *connector.MatchRequest) (connector.Offer, error),
+) (connector.Offer, error) {
 	span := e.first(m)
 	if span == nil {
 		return match(ctx, m)
