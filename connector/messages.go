@@ -60,6 +60,8 @@ type Offer struct {
 	Tiers [MaxTiers]TierTokens
 	// Refused are tokens after the offer that are stored too, but take longer to load than to compute.
 	Refused int
+	// Why says why Tokens is 0. It is for the daemon's traces, and not told to the engine.
+	Why Why
 }
 
 // TierTokens is a number of tokens in one tier.

@@ -74,6 +74,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	if err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
+	if o.Spans, err = settings.SpansOptions(&c.Serve); err != nil {
+		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
+	}
 	o.Object = object
 	if o.Driver, err = cuda.New(cuda.Options{Library: c.CUDALibrary, Logger: o.Logger}); err != nil {
 		return fmt.Errorf("settings of GPUs: %w", err)

@@ -42,6 +42,7 @@ type Serve struct {
 	CUDALibrary        string        `name:"cuda-library" env:"KVCONN_CUDA_LIBRARY" placeholder:"FILE" help:"The CUDA driver's library, for engines that share memory of a GPU. It is loaded when the first one does. Default: libcuda.so.1, as the system's loader finds it."`
 	Object
 	Record
+	OTLP
 	Router          string `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
 	PublishEvents   string `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
 	PublishReplay   string `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
@@ -111,7 +112,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord())
+	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord(), s.validateOTLP())
 }
 
 func (s *Serve) validateHTTP() error {

@@ -37,7 +37,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return errors.Join(err, s.Close())
 	}
 	d.backend = newBackend(d.opts, d.chain, d.arena)
-	d.backend.times, d.backend.record = d.times, d.record
+	d.backend.times, d.backend.record, d.backend.tracer = d.times, d.record, d.spans
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: version.Server(), LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Access: d.opts.Access,
 		Logger: d.opts.Logger,

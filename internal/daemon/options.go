@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -81,6 +82,8 @@ type Options struct {
 	Object *ObjectOptions
 	// Record, if set, is the trace that engines' requests are recorded in. Its logger is set to this one.
 	Record *tracelog.Options
+	// Spans, if set, says where traces of requests are sent. Its logger, version and instance are set here.
+	Spans *spans.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
 	// Notify tells the service manager how the daemon does; nil if there is none.

@@ -384,9 +384,10 @@ def present(
     parent: bytes | None = b"",
     held: int = 0,
     no_load: bool = False,
+    trace: str = "",
 ) -> Body:
     """Body of present."""
-    return {
+    body = {
         "r": request,
         "first": first,
         **_parent(parent),
@@ -394,6 +395,9 @@ def present(
         "held": held,
         "no_load": no_load,
     }
+    if trace:
+        body["trace"] = trace
+    return body
 
 
 def bitmaps(reply: Body) -> list[bytes]:
