@@ -174,12 +174,6 @@ func (s *schedulerSession) Match(ctx context.Context, m *connector.MatchRequest)
 	return s.Leader.Match(ctx, m)
 }
 
-// Step is the leader's. Routers are told of the adapters that it names.
-func (s *schedulerSession) Step(ctx context.Context, m *connector.StepRequest) (connector.StepReply, error) {
-	s.b.adapters.Tell(s, s.namespace, m.Adapters)
-	return s.Leader.Step(ctx, m)
-}
-
 // loads reports whether a rank of the engine on this node loads a shard.
 func (s *schedulerSession) loads(shard connector.Shard) bool {
 	s.b.mu.Lock()

@@ -23,8 +23,9 @@ func (d *daemon) openSpans() (err error) {
 	return nil
 }
 
-// Step is the leader's; traces need to know what it saves.
+// Step is the leader's. Routers are told of the adapters that it names, and traces need to know what it saves.
 func (s *schedulerSession) Step(ctx context.Context, m *connector.StepRequest) (connector.StepReply, error) {
+	s.b.adapters.Tell(s, s.namespace, m.Adapters)
 	if s.spans != nil {
 		return s.spans.Step(ctx, m, s.Leader.Trace, s.Leader.Step)
 	}
