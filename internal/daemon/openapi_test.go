@@ -86,6 +86,8 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"ExplainedNamespace", reflect.TypeFor[explain.Namespace](), true}, {"ManifestDifference", reflect.TypeFor[explain.Difference](), true},
 		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
 		{"Removal", reflect.TypeFor[admin.Removal](), true},
+		{"PromptRequest", reflect.TypeFor[admin.PromptRequest](), true}, {"PromptRemoval", reflect.TypeFor[admin.PromptRemoval](), true},
+		{"PromptNamespace", reflect.TypeFor[admin.PromptNamespace](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
 		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},

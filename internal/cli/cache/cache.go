@@ -23,7 +23,7 @@ import (
 // Cmd is `kvconnd cache`.
 type Cmd struct {
 	LS lsCmd `cmd:"" name:"ls" help:"List what the store of a running daemon holds, by model and namespace."`
-	RM rmCmd `cmd:"" name:"rm" help:"Remove what disk and host tier of a running daemon hold of models or namespaces."`
+	RM rmCmd `cmd:"" name:"rm" help:"Remove what disk and host tier of a running daemon hold of models, namespaces or a prompt."`
 }
 
 // where says which daemon is asked.
