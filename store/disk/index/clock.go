@@ -1,6 +1,10 @@
 package index
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/store/disk/index/written"
+)
 
 // ticks count uses: every look-up and every batch of insertions takes the next one. The clock
 // has 64 bits; an entry keeps the low 32 of its last use, and the age, clock less tick, tells
@@ -9,7 +13,7 @@ import "sync/atomic"
 const (
 	// clockStart is after the tick of every record loaded, and so high that no age leads
 	// below 0.
-	clockStart = 1<<33 | firstTick
+	clockStart = 1<<33 | written.FirstTick
 	maxAge     = 1 << 30
 	// agingCycle is in how many ticks all entries are gone over, agingRun how many at a
 	// time. An entry may wait for two cycles where the table grows meanwhile.

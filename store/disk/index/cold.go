@@ -100,7 +100,7 @@ func (t *Table) Track(class int64, r Range, made uint64) {
 		panic("index: a tracked range is not aligned")
 	}
 	for from := uint32(0); from < r.Slots; from += trackRun {
-		t.trackRun(class, Range{r.Base + Ref(from), min(trackRun, r.Slots-from)})
+		t.trackRun(class, Range{Base: r.Base + Ref(from), Slots: min(trackRun, r.Slots-from)})
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -145,7 +145,7 @@ func (t *Table) Untrack(r Range) {
 	}
 	t.mu.Unlock()
 	for from := uint32(0); from < r.Slots; from += trackRun {
-		t.untrackRun(Range{r.Base + Ref(from), min(trackRun, r.Slots-from)})
+		t.untrackRun(Range{Base: r.Base + Ref(from), Slots: min(trackRun, r.Slots-from)})
 	}
 }
 

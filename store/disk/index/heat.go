@@ -74,7 +74,7 @@ func (t *Table) sample(s span) (heat uint64, free bool) {
 	var sum, n uint64
 	for g := uint32(0); g < groups; g += step {
 		from := g * groupSlots
-		if !t.sampleGroup(Range{s.Base + Ref(from), min(groupSlots, s.Slots-from)}, &sum, &n) {
+		if !t.sampleGroup(Range{Base: s.Base + Ref(from), Slots: min(groupSlots, s.Slots-from)}, &sum, &n) {
 			free = false
 		}
 	}

@@ -107,7 +107,7 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := Range{base, slots}
+		r := Range{Base: base, Slots: slots}
 		table.Track(class, r, table.Clock())
 		var keys []connector.Key
 		for i := range Ref(slots) {
@@ -157,7 +157,7 @@ func TestRecencyOutlivesTheTicks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table.Track(1, Range{base, 1}, 0)
+	table.Track(1, Range{Base: base, Slots: 1}, 0)
 	loaded := ID{Key: connector.Key{9}}
 	table.Load([]Loaded{{ID: loaded, Ref: base, Seq: 1<<63 - 1, Bytes: 1, Parent: NoRef}}, nil)
 	if table.full(table.entry(base).tick()) >= clockStart {
@@ -282,8 +282,8 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 // Ranges with pinned records, and such as cannot be used, do not stand before the others.
 func TestPinnedRangesHideNoOther(t *testing.T) {
 	table, _ := fill(t, 64*40, 1)
-	r := Range{0, 64}
-	table.Untrack(Range{0, 64 * 40})
+	r := Range{Base: 0, Slots: 64}
+	table.Untrack(Range{Base: 0, Slots: 64 * 40})
 	for ; r.Base < 64*40; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
@@ -295,7 +295,7 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 	}
 	for range 2 {
 		got, ok := table.ColdestRange(1, ^uint64(0), func(r Range) bool { return r.Base >= 64*20 })
-		if want := (Range{64 * 20, 64}); !ok || got != want {
+		if want := (Range{Base: 64 * 20, Slots: 64}); !ok || got != want {
 			t.Fatalf("%v, %v, want %v", got, ok, want)
 		}
 	}
@@ -304,8 +304,8 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 // A range that is in use is not taken for an empty one.
 func TestPinnedRangeIsNotCold(t *testing.T) {
 	table, chains := fill(t, 64*8, 64)
-	table.Untrack(Range{0, 64 * 8})
-	for r := (Range{0, 64}); r.Base < 64*8; r.Base += 64 {
+	table.Untrack(Range{Base: 0, Slots: 64 * 8})
+	for r := (Range{Base: 0, Slots: 64}); r.Base < 64*8; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
 	}
