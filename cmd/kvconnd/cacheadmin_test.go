@@ -186,3 +186,52 @@ func TestCacheRemovesOnePrompt(t *testing.T) {
 		}
 	}
 }
+
+// Pins are made and ended by the names of what they keep, and outlive the daemon.
+func TestCachePinsModelsAndPrompts(t *testing.T) {
+	const length = 4 * demoBlockTokens
+	base := t.TempDir()
+	s := serve(t, base)
+	first, second := promptTokens(1, 0, length), promptTokens(2, 0, length)
+	s.complete(1, first, second)
+	n, file := s.namespace(), tokensFile(t, first)
+	var l admin.PinList
+	pin := []string{"pin", "--model", n.Model, "--tokens", file}
+	if status, errs := s.cache(&l, append(pin, "--dry-run")...); status != 0 || len(l.Pins) != 1 || l.Records != 0 {
+		t.Fatalf("%d: %s %+v", status, errs, l)
+	}
+	if status, errs := s.cache(&l, append(pin, "--for", "1h")...); status != 0 || len(l.Pins) != 1 || l.Records == 0 || l.Pins[0].Blocks != length/demoBlockTokens || l.Pins[0].Model != n.Model {
+		t.Fatalf("%d: %s %+v", status, errs, l)
+	}
+	prompt := l.Records
+	if status, errs := s.cache(&l, "pin", "--namespace", n.Digest[:12]); status != 0 || len(l.Pins) != 1 || l.Records != n.Records {
+		t.Fatalf("%d: %s %+v", status, errs, l)
+	}
+	for want, args := range map[string][]string{
+		"400": {"pin", "--model", n.Model, "--for", "10000h"}, "is on disk": {"pin", "--model", n.Model, "--tokens", tokensFile(t, promptTokens(9, 0, length))},
+		"give --model": {"pin"}, "needs --model": {"pin", "--namespace", n.Digest, "--tokens", file}, "no pin": {"unpin", "abcd"}, "no such pin": {"unpin", "--model", "x"},
+	} {
+		if status, errs := s.cache(nil, args...); status != 1 || want != "400" && !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %s", args, status, errs)
+		}
+	}
+	s.stop()
+	s = serve(t, base)
+	if status, errs := s.cache(&l, "pins"); status != 0 || len(l.Pins) != 2 || l.Records != n.Records || l.MaxBytes != 32<<20 {
+		t.Fatalf("%d: %s %+v", status, errs, l)
+	}
+	status, out, errs := kvconnd("cache", "pins", "--dir", s.dir)
+	if status != 0 || !strings.Contains(out, "a prompt of 4 blocks") || !strings.Contains(out, "all of it") {
+		t.Errorf("%d: %s %s", status, out, errs)
+	}
+	for _, p := range l.Pins {
+		if p.Blocks == 0 {
+			if status, errs := s.cache(&l, "unpin", p.ID); status != 0 || len(l.Pins) != 1 || l.Records != prompt {
+				t.Errorf("%d: %s %+v", status, errs, l)
+			}
+		}
+	}
+	if status, errs := s.cache(&l, "unpin", "--model", n.Model, "--tokens", file); status != 0 || len(l.Pins) != 0 || l.Records != 0 {
+		t.Errorf("%d: %s %+v", status, errs, l)
+	}
+}

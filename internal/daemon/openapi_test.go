@@ -86,6 +86,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"ExplainedNamespace", reflect.TypeFor[explain.Namespace](), true}, {"ManifestDifference", reflect.TypeFor[explain.Difference](), true},
 		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
 		{"Removal", reflect.TypeFor[admin.Removal](), true},
+		{"PinRequest", reflect.TypeFor[admin.PinRequest](), true}, {"PinList", reflect.TypeFor[admin.PinList](), true}, {"Pin", reflect.TypeFor[admin.Pin](), true},
 		{"PromptRequest", reflect.TypeFor[admin.PromptRequest](), true}, {"PromptRemoval", reflect.TypeFor[admin.PromptRemoval](), true},
 		{"PromptNamespace", reflect.TypeFor[admin.PromptNamespace](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},

@@ -21,6 +21,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/disk/queue"
 	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
@@ -51,6 +52,7 @@ type Store struct {
 	events     *eventlog.Log
 
 	purges        *purge.Purges
+	pins          *pins.Pins
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
 	count         counters
@@ -133,11 +135,16 @@ func (s *Store) open(ctx context.Context) error {
 	s.reclaim = segment.NewReclaimer(segment.ReclaimerOptions{
 		Space: s.space, Barrier: s.barrier, Commit: s.evict, SlotWait: o.SlotWait, Logger: o.Logger,
 	})
+	s.pins = pins.New(pins.Options{
+		Table: s.table, FS: o.fs, Dir: o.Dir, Number: s.namespaces.Number, Seq: s.seq.Load, MaxBytes: int64(float64(st.Limits.MaxBytes) * o.PinMaxPercent / 100),
+		Claim: s.reclaim.ClaimManifest, Measured: func() { s.reclaim.Measure(true) }, Clock: o.clock, Logger: o.Logger,
+	})
 	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
 	run := s.start()
 	if o.checkOnly {
 		return nil
 	}
+	s.pins.Load(ctx)                // before anything is evicted
 	if len(s.space.Unread()) == 0 { // else the shrinker does it when what the store holds is known
 		before := s.table.Len()
 		if err := s.reclaim.ShrinkFirst(ctx); err != nil {
@@ -148,6 +155,7 @@ func (s *Store) open(ctx context.Context) error {
 				"remedy", "raise max_bytes or free space if that was not meant")
 		}
 	}
+	s.background.Go(func() { s.pins.Run(run, s.rebuild.FindsAll) })
 	s.background.Go(func() { s.rebuild.Await(run) })
 	s.background.Go(func() { s.reclaim.Shrinker(run) })
 	return nil

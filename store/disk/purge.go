@@ -9,6 +9,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/chains"
 	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/disk/purge"
 )
 
@@ -53,6 +54,9 @@ func (s *Store) PurgePrompt(ctx context.Context, ns connector.NamespaceDigest, s
 	r.Incomplete = !s.rebuild.FindsAll() || s.state.Hides(number)
 	return r, err
 }
+
+// Pins are what an administrator has pinned.
+func (s *Store) Pins() *pins.Pins { return s.pins }
 
 // purgeStep is a step of a purge.
 type purgeStep struct {

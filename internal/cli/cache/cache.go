@@ -24,6 +24,10 @@ import (
 type Cmd struct {
 	LS lsCmd `cmd:"" name:"ls" help:"List what the store of a running daemon holds, by model and namespace."`
 	RM rmCmd `cmd:"" name:"rm" help:"Remove what disk and host tier of a running daemon hold of models, namespaces or a prompt."`
+
+	Pin   pinCmd   `cmd:"" help:"Keep what the disk has of a model, a namespace or a prompt from being evicted, for a time."`
+	Unpin unpinCmd `cmd:"" help:"End pins before their time."`
+	Pins  pinsCmd  `cmd:"" help:"List what is pinned."`
 }
 
 // where says which daemon is asked.
@@ -103,6 +107,9 @@ var errGone = errors.New("there is no such namespace")
 func refusal(path string, resp *http.Response, text string) error {
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(text, "no namespace") {
 		return errGone
+	}
+	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(text, "no ") { // what was asked for is not there
+		return errors.New(text)
 	}
 	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed {
 		return fmt.Errorf("%s does not know %s: it may be older than this command", resp.Request.URL.Host, path)

@@ -64,6 +64,7 @@ type Host interface {
 type Options struct {
 	Disk Disk
 	Host Host
+	Pins Pins
 	// Bucket says that there is an object tier, too.
 	Bucket bool
 	Logger *slog.Logger

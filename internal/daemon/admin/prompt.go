@@ -101,10 +101,7 @@ func (s *Service) removePrompt(ctx context.Context, q *PromptRequest, m *connect
 	if n.Blocks = len(keys); n.Blocks == 0 {
 		return n, nil
 	}
-	var shards []connector.Shard
-	for g := range m.Groups {
-		shards = append(shards, m.GroupShards(g)...)
-	}
+	shards := shardsOf(m)
 	if n.PromptResult, err = s.o.Disk.PurgePrompt(ctx, ns, shards, keys, leaseWait, q.DryRun); err != nil || q.DryRun {
 		return n, err
 	}

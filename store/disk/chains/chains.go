@@ -42,11 +42,21 @@ func Blocks(ctx context.Context, t *index.Table, p *Prompt) (found []Record, err
 	return found, nil
 }
 
+// All returns the records of a namespace.
+func All(ctx context.Context, t *index.Table, p *Prompt) (found []Record, err error) {
+	w := walk{limit: int(t.Limit())}
+	err = w.each(ctx, t, p, func(in *index.Insertion) {
+		found = append(found, Record{ID: in.ID, Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes})
+	})
+	return found, err
+}
+
 // Continuations returns the records whose chains go on from the prompt's last block: what the tokens after it were
 // computed from. It looks at every record of the index. A record whose chain has a gap after that block is not found.
 func Continuations(ctx context.Context, t *index.Table, p *Prompt, blocks []Record) (found []Record, err error) {
 	last := p.Keys[len(p.Keys)-1]
-	w := walk{parents: make([]index.Ref, t.Limit()), labels: make([]label, t.Limit())}
+	limit := int(t.Limit())
+	w := walk{limit: limit, parents: make([]index.Ref, limit), labels: make([]label, limit)}
 	roots := 0
 	for i := range blocks {
 		if r := &blocks[i]; r.ID.Key == last && int(r.Ref) < len(w.labels) {
@@ -84,6 +94,7 @@ const (
 
 // walk goes up from records to their ancestors, over each record once.
 type walk struct {
+	limit   int // slots that are looked at
 	parents []index.Ref
 	labels  []label
 	path    []index.Ref
@@ -95,12 +106,12 @@ const run = 1 << 14
 
 // each calls f for the records of the prompt's namespace that count.
 func (w *walk) each(ctx context.Context, t *index.Table, p *Prompt, f func(*index.Insertion)) error {
-	for from := 0; from < len(w.labels); from += run {
+	for from := 0; from < w.limit; from += run {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		// Slots may have been given up meanwhile, with the end of the table.
-		n := min(run, len(w.labels)-from, max(0, int(t.Limit())-from))
+		n := min(run, w.limit-from, max(0, int(t.Limit())-from))
 		w.scratch = t.Describe(index.Range{Base: index.Ref(from), Slots: uint32(n)}, w.scratch[:0])
 		for i := range w.scratch {
 			if in := &w.scratch[i]; in.ID.Namespace == p.Namespace && in.Seq <= p.UpTo {

@@ -3,6 +3,7 @@ package index
 import (
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store/disk/index/victim"
 	"github.com/kvconn/kvconn/store/disk/index/written"
 )
 
@@ -125,11 +126,8 @@ func (c *climb) resume() {
 	}
 }
 
-// order is a record's place in the order of eviction: least recently used first, and of a
-// chain used at one time its end first.
-func (t *Table) order(e *entry) uint64 { return orderOf(t.full(e.tick()), e.blocksBefore()) }
-
-func orderOf(tick uint64, depth uint16) uint64 { return tick<<16 | uint64(maxDepth-depth) }
+// order is a record's place in the order of eviction.
+func (t *Table) order(e *entry) uint64 { return victim.Order(t.full(e.tick()), e.blocksBefore()) }
 
 // Clock is the tick of the last use.
 func (t *Table) Clock() uint64 { return t.clock.Load() }

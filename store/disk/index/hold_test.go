@@ -125,10 +125,10 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 	if !ok || first.Ref < own.Base {
 		t.Fatal("nothing chosen, or of another class")
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != cold {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, any); !ok || r != cold {
 		t.Errorf("coldest range %v %v, want %v", r, ok, cold)
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), func(r Range) bool { return r != cold }); !ok || r != warm {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, func(r Range) bool { return r != cold }); !ok || r != warm {
 		t.Errorf("coldest range that is usable %v %v, want %v", r, ok, warm)
 	}
 	// What looks cold may have been used since.
@@ -136,15 +136,15 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 		_, pins := table.Prefix(0, oneShard, []connector.Key{k}, nil)
 		table.Unpin(pins...)
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != warm {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, any); !ok || r != warm {
 		t.Errorf("coldest range after use of the other %v %v, want %v", r, ok, warm)
 	}
 	table.Get(ID{Key: coldKeys[0]}, true)
-	if r, ok := table.ColdestRange(0, ^uint64(0), any); !ok || r != warm {
+	if r, ok := table.ColdestRange(0, ^uint64(0), false, any); !ok || r != warm {
 		t.Errorf("coldest range of all %v %v, want %v", r, ok, warm)
 	}
 	table.Untrack(warm)
-	if r, ok := table.ColdestRange(3, ^uint64(0), any); !ok || r != own {
+	if r, ok := table.ColdestRange(3, ^uint64(0), false, any); !ok || r != own {
 		t.Errorf("coldest range where one has a pin %v %v, want %v", r, ok, own)
 	}
 }
@@ -294,7 +294,7 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 		}
 	}
 	for range 2 {
-		got, ok := table.ColdestRange(1, ^uint64(0), func(r Range) bool { return r.Base >= 64*20 })
+		got, ok := table.ColdestRange(1, ^uint64(0), false, func(r Range) bool { return r.Base >= 64*20 })
 		if want := (Range{Base: 64 * 20, Slots: 64}); !ok || got != want {
 			t.Fatalf("%v, %v, want %v", got, ok, want)
 		}
@@ -314,11 +314,11 @@ func TestPinnedRangeIsNotCold(t *testing.T) {
 		_, pins = table.Prefix(0, []connector.Shard{0}, chain, pins)
 	}
 	any := func(Range) bool { return true }
-	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+	if got, ok := table.ColdestRange(1, ^uint64(0), false, any); !ok || got.Base != 64*6 {
 		t.Errorf("%v, %v while the others are pinned", got, ok)
 	}
 	table.Unpin(pins...)
-	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+	if got, ok := table.ColdestRange(1, ^uint64(0), false, any); !ok || got.Base != 64*6 {
 		t.Errorf("%v, %v when they were used last", got, ok)
 	}
 }

@@ -47,6 +47,7 @@ type Table struct {
 	spare slotrange.List // those given back before it
 	count int
 	bytes int64 // payload bytes of all records
+	kept  Kept
 
 	cold cold
 }

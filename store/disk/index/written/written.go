@@ -1,4 +1,4 @@
-// Package written tells from sequence numbers how recently records were written, as far as 27 bits can.
+// Package written tells from sequence numbers how recently records were written.
 package written
 
 import "math/bits"
