@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
+	"github.com/kvconn/kvconn/internal/daemon/warm"
 	"github.com/kvconn/kvconn/internal/demo"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -233,5 +235,47 @@ func TestCachePinsModelsAndPrompts(t *testing.T) {
 	}
 	if status, errs := s.cache(&l, "unpin", "--model", n.Model, "--tokens", file); status != 0 || len(l.Pins) != 0 || l.Records != 0 {
 		t.Errorf("%d: %s %+v", status, errs, l)
+	}
+}
+
+// After a restart host memory is empty: a warming fills it, and engines find there what they ask for.
+func TestCacheWarmsHostMemory(t *testing.T) {
+	const length = 6 * demoBlockTokens
+	base := t.TempDir()
+	s := serve(t, base)
+	first, second := promptTokens(1, 0, length), promptTokens(2, 0, length)
+	s.complete(1, first, second)
+	n := s.namespace()
+	s.stop()
+	s = serve(t, base)
+	var p warm.Progress
+	prompt := []string{"warm", "--model", n.Model, "--tokens", tokensFile(t, first)}
+	if status, errs := s.cache(&p, prompt...); status != 0 || !p.Done || p.Loaded == 0 || p.Loaded != p.Records || p.Bytes == 0 || p.Truncated {
+		t.Fatalf("%d: %s %+v", status, errs, p)
+	}
+	loaded := p.Loaded
+	if status, errs := s.cache(&p, prompt...); status != 0 || p.Loaded != 0 || p.Already != loaded {
+		t.Errorf("%d: %s %+v", status, errs, p)
+	}
+	if status, errs := s.cache(&p, "warm", "--namespace", n.Digest[:16]); status != 0 || p.Already != loaded || p.Loaded != n.Records-loaded {
+		t.Errorf("%d: %s %+v; %d records", status, errs, p, n.Records)
+	}
+	reads := func() string {
+		_, out, _ := kvconnd("status", "--dir", s.dir, "--json")
+		var st struct{ Store struct{ Reads uint64 } }
+		if err := json.Unmarshal([]byte(out), &st); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(st.Store.Reads)
+	}
+	before := reads()
+	if cached := s.complete(1, first, second); cached[0] < length-demoBlockTokens || cached[1] < length-demoBlockTokens {
+		t.Errorf("%v tokens are cached", cached)
+	}
+	if after := reads(); after != before {
+		t.Errorf("%s records were read from disk, %s before", after, before)
+	}
+	if status, errs := s.cache(nil, "warm", "--model", "no such model"); status != 1 || !strings.Contains(errs, "no record and no engine") {
+		t.Errorf("%d: %s", status, errs)
 	}
 }

@@ -11,11 +11,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
+	"github.com/kvconn/kvconn/internal/daemon/warm"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/disk/pins"
@@ -49,6 +51,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Bucket: d.object != nil, Logger: d.opts.Logger})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
+	d.warm = warm.Handler(&warm.Warmer{Cache: d.backend.cache, Disk: s, Logger: d.opts.Logger}, s.Namespaces, func(model string) *connector.Manifest { return d.backend.newest(model).Manifest })
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}

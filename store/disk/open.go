@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/purge"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/disk/steer"
 	"github.com/kvconn/kvconn/store/eventlog"
 
 	mathrand "math/rand/v2"
@@ -51,6 +52,8 @@ type Store struct {
 	commits    *queue.Queue[commit]
 	events     *eventlog.Log
 
+	// Steering is what an administrator may have done.
+	*steer.Steering
 	purges        *purge.Purges
 	pins          *pins.Pins
 	subscriptions eventlog.Subscriptions
@@ -140,6 +143,10 @@ func (s *Store) open(ctx context.Context) error {
 		Claim: s.reclaim.ClaimManifest, Measured: func() { s.reclaim.Measure(true) }, Clock: o.clock, Logger: o.Logger,
 	})
 	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
+	s.Steering = steer.New(steer.Options{
+		Table: s.table, Namespaces: s.namespaces, Purges: s.purges, Pins: s.pins, Seq: s.seq.Load,
+		Complete: func(namespace uint16) bool { return s.rebuild.FindsAll() && !s.state.Hides(namespace) },
+	})
 	run := s.start()
 	if o.checkOnly {
 		return nil

@@ -87,8 +87,13 @@ func (s *Service) ServePromptRemoval(w http.ResponseWriter, r *http.Request) {
 	if !q.DryRun {
 		s.o.Logger.Info("a prompt was removed on request", "model", q.Model, "tokens", len(q.Tokens), "records", records)
 	}
+	// Each namespace may have had loads to wait for.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout))
 	httpserve.WriteJSON(w, http.StatusOK, a, "  ")
 }
+
+// answerTimeout bounds the writing of an answer that took long to find.
+const answerTimeout = 30 * time.Second
 
 // removePrompt removes a prompt from one namespace.
 func (s *Service) removePrompt(ctx context.Context, q *PromptRequest, m *connector.Manifest) (n PromptNamespace, err error) {

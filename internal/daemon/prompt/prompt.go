@@ -34,6 +34,19 @@ func (p *Prompt) Keys(blockSize int) []connector.Key {
 	return keys
 }
 
+// Proofs are the proofs of the prompt's whole blocks in a namespace.
+func (p *Prompt) Proofs(ns connector.NamespaceDigest, blockSize int) []connector.Proof {
+	proofs := make([]connector.Proof, 0, len(p.Tokens)/blockSize)
+	parent := connector.RootProof(ns, blockSize, connector.Scope{Salt: p.Salt})
+	var block, scratch []byte
+	for tokens := p.Tokens; len(tokens) >= blockSize; tokens = tokens[blockSize:] {
+		block = connector.AppendTokens(block[:0], tokens[:blockSize])
+		parent, scratch = connector.NextProof(parent, block, scratch)
+		proofs = append(proofs, parent)
+	}
+	return proofs
+}
+
 // Validate reports why that is no prompt.
 func (p *Prompt) Validate() error {
 	switch most := min(MaxTokens, connector.MaxTokens); {

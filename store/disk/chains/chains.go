@@ -14,6 +14,9 @@ type Record struct {
 	Ref   index.Ref
 	Seq   uint64
 	Bytes uint32
+	// Tick is that of the last use, Depth the blocks before it; only [All] sets them.
+	Tick  uint32
+	Depth uint16
 }
 
 // Prompt names the blocks of a prompt.
@@ -46,7 +49,7 @@ func Blocks(ctx context.Context, t *index.Table, p *Prompt) (found []Record, err
 func All(ctx context.Context, t *index.Table, p *Prompt) (found []Record, err error) {
 	w := walk{limit: int(t.Limit())}
 	err = w.each(ctx, t, p, func(in *index.Insertion) {
-		found = append(found, Record{ID: in.ID, Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes})
+		found = append(found, Record{ID: in.ID, Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes, Tick: in.Tick, Depth: in.Depth})
 	})
 	return found, err
 }
