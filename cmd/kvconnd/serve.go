@@ -61,9 +61,12 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes.Bytes), MaxPercent: c.MaxBytes.Percent, LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
-		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
+		ScrubBytesPerS: int64(c.ScrubBytesPerS), PinMaxPercent: c.PinMaxPercent, MinOfferTokens: c.MinOfferTokens,
 		PromptsOnly: c.PromptsOnly, NoPrefetch: c.NoPrefetch, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
 		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: log,
+	}
+	if c.PinMaxPercent == 0 {
+		o.PinMaxPercent = -1 // nothing
 	}
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0

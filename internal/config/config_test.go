@@ -150,6 +150,7 @@ func TestValidate(t *testing.T) {
 		"prefill_tokens":            func(s *Serve) { s.PrefillTokensPerS = -1 },
 		"stage_timeout":             func(s *Serve) { s.StageTimeout = 0 },
 		"stop_timeout":              func(s *Serve) { s.StopTimeout = 0 },
+		"pin_max_percent":           func(s *Serve) { s.PinMaxPercent = 91 },
 		"scrub_bytes":               func(s *Serve) { s.ScrubBytesPerS = -1 },
 		"pprof \"x\"":               func(s *Serve) { s.Pprof = "x" },
 		"publish_events is not set": func(s *Serve) { s.PublishTopic = "kv" },

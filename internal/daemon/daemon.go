@@ -143,6 +143,8 @@ type daemon struct {
 	admin *admin.Service
 	// explain says why prompts are found or are not.
 	explain http.Handler
+	// warm loads records into host memory on request.
+	warm http.Handler
 }
 
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.

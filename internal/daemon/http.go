@@ -80,6 +80,11 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "GET /v1/namespaces", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeList(w, r) })},
 		{Pattern: "POST /v1/explain", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.explain.ServeHTTP(w, r) })},
 		{Pattern: "DELETE /v1/namespaces/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeRemoval(w, r) }), Changes: true},
+		{Pattern: "POST /v1/prompts/remove", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePromptRemoval(w, r) }), Changes: true},
+		{Pattern: "GET /v1/pins", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePins(w, r) })},
+		{Pattern: "POST /v1/pins", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePin(w, r) }), Changes: true},
+		{Pattern: "DELETE /v1/pins/{id}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeUnpin(w, r) }), Changes: true},
+		{Pattern: "POST /v1/warm", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.warm.ServeHTTP(w, r) }), Changes: true},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}

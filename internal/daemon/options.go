@@ -58,6 +58,8 @@ type Options struct {
 	LoadStagingBytes, SaveStagingBytes int64
 	// Ring, if not nil, seals what is stored: then only sealed records are used.
 	Ring *seal.Ring
+	// PinMaxPercent is which part of the cap may be pinned: see [disk.Options].
+	PinMaxPercent float64
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
 	ScrubBytesPerS int64

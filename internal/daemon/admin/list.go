@@ -46,18 +46,25 @@ type Disk interface {
 	Contents() []store.Contents
 	// Purge removes all records of a namespace: see [purge.Purges].
 	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
+	// PurgePrompt removes the blocks of a prompt, and what continues it: see [purge.Purges].
+	PurgePrompt(ctx context.Context, ns connector.NamespaceDigest, shards []connector.Shard, keys []connector.Key, wait time.Duration, dry bool) (purge.PromptResult, error)
+	// Namespaces lists the namespaces, without counting.
+	Namespaces() []store.NamespaceInfo
 }
 
 // Host is the host tier.
 type Host interface {
 	// Forget lets go of all records of a namespace but those that are being filled.
 	Forget(ns connector.NamespaceDigest) (forgotten, filling int)
+	// ForgetRecords lets go of single records.
+	ForgetRecords(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) (forgotten, filling int)
 }
 
 // Options are what a [Service] works on.
 type Options struct {
 	Disk Disk
 	Host Host
+	Pins Pins
 	// Bucket says that there is an object tier, too.
 	Bucket bool
 	Logger *slog.Logger
