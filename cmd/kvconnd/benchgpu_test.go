@@ -25,7 +25,7 @@ func TestBenchGPUNamesItsFigures(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
-	if !got.StandIn || !(got.LeastRatio > 0) || len(got.Cases) != 30 || len(got.Decode) != 4 {
+	if !got.StandIn || !(got.LeastRatio > 0) || len(got.Cases) != 30 || len(got.Decode) != 8 {
 		t.Fatalf("%+v", got)
 	}
 	for _, name := range []string{"layout", "block_tokens", "direction", "run_bytes", "bytes_per_s", "pinned_bytes_per_s", "ratio"} {
@@ -33,7 +33,7 @@ func TestBenchGPUNamesItsFigures(t *testing.T) {
 			t.Errorf("%s is missing", name)
 		}
 	}
-	for _, name := range []string{"beside", "median_s", "p99_s", "ratio", "copied_bytes_per_s"} {
+	for _, name := range []string{"beside", "way", "kernel_ratio", "median_s", "p99_s", "ratio", "copied_bytes_per_s"} {
 		if _, ok := got.Decode[0][name]; !ok {
 			t.Errorf("%s is missing", name)
 		}
