@@ -1,6 +1,6 @@
-// Package spans makes the OpenTelemetry spans of a daemon: what the cache did for a request, as children of the engine's own
-// span. It sends them by OTLP over HTTP. Nothing that an engine waits for waits for it: spans pass through a bounded queue, and
-// what does not fit is dropped and counted.
+// Package spans makes the OpenTelemetry spans of a daemon: what the cache did for a request, in the request's trace. It sends
+// them by OTLP over HTTP. No engine waits for that: spans pass through a bounded queue, and what does not fit is dropped and
+// counted.
 //
 // It uses OpenTelemetry's SDK for spans, sampling and identifiers. It does not use its exporter, which brings gRPC into the
 // program (5 MB), nor its queue, which does not tell what it has dropped.
