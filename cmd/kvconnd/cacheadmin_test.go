@@ -9,16 +9,19 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
+	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/warm"
 	"github.com/kvconn/kvconn/internal/demo"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store/archive"
 )
 
 // demoBlockTokens is the block size of the demo's engine.
@@ -91,15 +94,29 @@ func (s *served) complete(maxTokens int, prompts ...[]uint32) (cached []int) {
 			Ready      bool
 			Error      string
 			DiskTokens int `json:"disk_tokens"`
+			Tokens     []uint32
 		}
 		if err := d.Decode(&c); err != nil || c.Error != "" {
 			s.t.Fatal(err, c.Error)
 		}
 		if !c.Ready {
+			all := slices.Concat(prompts[len(cached)], c.Tokens)
+			s.awaitSaved(all[:len(all)-1]) // the last token of an answer is never computed
 			cached = append(cached, c.DiskTokens)
 		}
 	}
 	return cached
+}
+
+// awaitSaved waits until all blocks of a prompt are stored: saves end after the engine.
+func (s *served) awaitSaved(tokens []uint32) {
+	s.t.Helper()
+	model, file := s.namespace().Model, tokensFile(s.t, tokens)
+	wait.For(s.t, "the saves", func() bool {
+		_, out, _ := kvconnd("explain", "--dir", s.dir, "--model", model, "--tokens", file, "--json")
+		var a explain.Answer
+		return json.Unmarshal([]byte(out), &a) == nil && len(a.Namespaces) == 1 && a.Namespaces[0].Stored == a.Namespaces[0].Blocks
+	})
 }
 
 // cache runs a command of `kvconnd cache` on the daemon, and decodes what it prints.
@@ -277,5 +294,84 @@ func TestCacheWarmsHostMemory(t *testing.T) {
 	}
 	if status, errs := s.cache(nil, "warm", "--model", "no such model"); status != 1 || !strings.Contains(errs, "no record and no engine") {
 		t.Errorf("%d: %s", status, errs)
+	}
+}
+
+// What one node has computed another loads, from a file.
+func TestCacheExportsAndImports(t *testing.T) {
+	const length = 6 * demoBlockTokens
+	s := serve(t, t.TempDir())
+	first, second := promptTokens(1, 0, length), promptTokens(2, 0, length)
+	s.complete(1, first, second)
+	n, file := s.namespace(), filepath.Join(t.TempDir(), "kv")
+	var e, i archive.Imported
+	export := []string{"export", "--model", n.Model, "--output", file}
+	if status, errs := s.cache(&e, export...); status != 0 || e.Records != n.Records || !e.Complete {
+		t.Fatalf("%d: %s %+v", status, errs, e)
+	}
+	if status, errs := s.cache(nil, export...); status != 1 || !strings.Contains(errs, "exists") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	if status, errs := s.cache(nil, "export", "--model", "no such", "--output", file+"2"); status != 1 || !strings.Contains(errs, "no record") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	s.stop()
+	other := serve(t, t.TempDir())
+	if status, errs := other.cache(&i, "import", file); status != 0 || i.Records != n.Records {
+		t.Fatalf("%d: %s %+v", status, errs, i)
+	}
+	if got := other.namespace(); got.Digest != n.Digest || got.Records != n.Records || got.Bytes != n.Bytes {
+		t.Errorf("%+v, was %+v", got, n)
+	}
+	if cached := other.complete(1, first, second); cached[0] < length-demoBlockTokens || cached[1] < length-demoBlockTokens {
+		t.Errorf("%v tokens are cached", cached)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, errs := other.cache(nil, "import", file); status != 1 || !strings.Contains(errs, "damaged: 1 record") && !strings.Contains(errs, "damaged: 0 records") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	if status, errs := other.cache(nil, "import", tokensFile(t, first)); status != 1 || !strings.Contains(errs, "no archive") {
+		t.Errorf("%d: %s", status, errs)
+	}
+}
+
+// An archive is not sealed: that of a sealed store has to be asked for, and what goes into one is sealed there.
+func TestCacheExportOfASealedStore(t *testing.T) {
+	const length = 6 * demoBlockTokens
+	key, file := filepath.Join(t.TempDir(), "keys"), filepath.Join(t.TempDir(), "kv")
+	if status, _, errs := kvconnd("key", "new", key); status != 0 {
+		t.Fatal(errs)
+	}
+	s := serve(t, t.TempDir(), "--key-file", key)
+	s.complete(1, promptTokens(1, 0, length))
+	n := s.namespace()
+	export := []string{"export", "--namespace", n.Digest[:16], "--output", file}
+	if status, errs := s.cache(nil, export...); status != 1 || !strings.Contains(errs, "sealed") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a file was written")
+	}
+	var e, i archive.Imported
+	if status, errs := s.cache(&e, append(export, "--unsealed")...); status != 0 || e.Records != n.Records {
+		t.Fatalf("%d: %s %+v, %d records\n%s", status, errs, e, n.Records, s.log)
+	}
+	s.stop()
+	other := serve(t, t.TempDir(), "--key-file", key)
+	if status, errs := other.cache(&i, "import", file); status != 0 || i.Records != n.Records {
+		t.Fatalf("%d: %s %+v\n%s", status, errs, i, other.log)
+	}
+	if got := other.namespace(); got.Records != n.Records {
+		t.Errorf("%d records, %d in the other store", got.Records, n.Records)
+	}
+	if cached := other.complete(1, promptTokens(1, 0, length)); cached[0] < length-demoBlockTokens {
+		t.Errorf("%v tokens are cached", cached)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store/archive"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/object/upload"
@@ -88,6 +89,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
 		{"Removal", reflect.TypeFor[admin.Removal](), true},
 		{"PinRequest", reflect.TypeFor[admin.PinRequest](), true}, {"PinList", reflect.TypeFor[admin.PinList](), true}, {"Pin", reflect.TypeFor[admin.Pin](), true},
+		{"ImportReport", reflect.TypeFor[archive.Imported](), true},
 		{"WarmRequest", reflect.TypeFor[warm.Request](), true}, {"WarmProgress", reflect.TypeFor[warm.Progress](), true},
 		{"PromptRequest", reflect.TypeFor[admin.PromptRequest](), true}, {"PromptRemoval", reflect.TypeFor[admin.PromptRemoval](), true},
 		{"PromptNamespace", reflect.TypeFor[admin.PromptNamespace](), true},

@@ -25,10 +25,12 @@ type Cmd struct {
 	LS lsCmd `cmd:"" name:"ls" help:"List what the store of a running daemon holds, by model and namespace."`
 	RM rmCmd `cmd:"" name:"rm" help:"Remove what disk and host tier of a running daemon hold of models, namespaces or a prompt."`
 
-	Pin   pinCmd   `cmd:"" help:"Keep what the disk has of a model, a namespace or a prompt from being evicted, for a time."`
-	Unpin unpinCmd `cmd:"" help:"End pins before their time."`
-	Warm  warmCmd  `cmd:"" help:"Load a prompt, or what was used most recently, into host memory."`
-	Pins  pinsCmd  `cmd:"" help:"List what is pinned."`
+	Pin    pinCmd    `cmd:"" help:"Keep what the disk has of a model, a namespace or a prompt from being evicted, for a time."`
+	Unpin  unpinCmd  `cmd:"" help:"End pins before their time."`
+	Warm   warmCmd   `cmd:"" help:"Load a prompt, or what was used most recently, into host memory."`
+	Export exportCmd `cmd:"" help:"Write the records of a model or a namespace to a file."`
+	Import importCmd `cmd:"" help:"Put the records of a file into the store."`
+	Pins   pinsCmd   `cmd:"" help:"List what is pinned."`
 }
 
 // where says which daemon is asked.

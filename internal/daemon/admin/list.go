@@ -65,6 +65,10 @@ type Options struct {
 	Disk Disk
 	Host Host
 	Pins Pins
+	// Store is the disk, for archives. Sync returns when everything written to it is durable, Sealed says that it is sealed.
+	Store  Store
+	Sync   func(context.Context) error
+	Sealed bool
 	// Bucket says that there is an object tier, too.
 	Bucket bool
 	Logger *slog.Logger
@@ -75,10 +79,14 @@ type Service struct {
 	o Options
 	// counting has room for one: a count looks at every record.
 	counting chan struct{}
+	// archiving has room for one archive.
+	archiving chan struct{}
 }
 
 // New returns a service for a store that is open.
-func New(o Options) *Service { return &Service{o: o, counting: make(chan struct{}, 1)} }
+func New(o Options) *Service {
+	return &Service{o: o, counting: make(chan struct{}, 1), archiving: make(chan struct{}, 1)}
+}
 
 // ServeList answers with the namespaces.
 func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
