@@ -103,7 +103,7 @@ func TestEverySettingIsDocumented(t *testing.T) {
 }
 
 func TestEveryRouterSettingIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/router.md")
+	doc, err := os.ReadFile("../../docs/router-operate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestEveryRouterSettingIsDocumented(t *testing.T) {
 			key = "rank"
 		}
 		if !strings.Contains(string(doc), "| `"+key+"` |") {
-			t.Errorf("docs/router.md does not describe %s", key)
+			t.Errorf("docs/router-operate.md does not describe %s", key)
 		}
 	}
 }

@@ -250,7 +250,7 @@ func (d *Discovery) take(r report) {
 	case text != "" && (s.err == "" || text != s.err && time.Since(s.logged) >= logPause):
 		s.logged = time.Now()
 		d.opts.Logger.Warn("ranks cannot be looked for; those that were found stay", "source", name, "error", r.err, "ranks", len(s.wanted),
-			"remedy", "see docs/router.md, Discovery; it is tried again and again")
+			"remedy", "see docs/router-ranks.md, Discovery; it is tried again and again")
 	case text == "" && s.err != "":
 		d.opts.Logger.Info("ranks can be looked for again", "source", name)
 	}
