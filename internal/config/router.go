@@ -27,7 +27,7 @@ type Router struct {
 	AlwaysLoad       bool          `name:"always-load" env:"KVCONN_ROUTER_ALWAYS_LOAD" help:"The engines load every hit, even where computing is faster. Those with kvconn don't."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long a prompt that was just routed counts as cached while the engine's events are on their way."`
-	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`
+	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"How long a prompt that was routed to an engine without KV events counts as cached there."`
 	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after its last report a request counts as lost."`
 	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the prefix index. Default: a quarter of the memory of machine or cgroup, 2GiB at most."`
 	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt (default 2097152)."`

@@ -275,9 +275,7 @@ func (d *Discovery) take(r report) {
 	}
 	var own machine
 	for _, rank := range r.ranks {
-		if rank.Node == "" && d.opts.Node != "" && own.has(rank.Endpoint) {
-			rank.Node, rank.NodeURL = d.opts.Node, d.opts.NodeURL
-		}
+		d.opts.localize(&rank, &own)
 		rank.NodeURL, rank.BucketURL = cmp.Or(rank.NodeURL, nodes[rank.Node]), cmp.Or(rank.BucketURL, buckets[rank.Bucket])
 		s.wanted[strconv.Itoa(r.source)+" "+keyOf(&rank)] = rank
 	}
