@@ -127,10 +127,10 @@ func recordOptions(s *config.Serve) *tracelog.Options {
 	return &tracelog.Options{Path: s.RecordTrace, MaxBytes: int64(s.RecordTraceBytes), BlockTokens: s.RecordTraceBlockTokens}
 }
 
-// localNode is the node of a daemon's own router's ranks that have none in the settings.
+// localNode is the node of a daemon's own router's ranks that are on its machine and have none in the settings.
 const localNode = "local"
 
-// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
+// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks of this machine without a
 // node are this node's.
 func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 	if file == "" {
@@ -162,11 +162,6 @@ func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 		case <-ctx.Done():
 			return ro.Listener.Close()
 		case i := <-ready:
-			for at := range ro.Ranks {
-				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
-					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
-				}
-			}
 			if i.HTTP != "" {
 				ro.Discovery.Node, ro.Discovery.NodeURL = localNode, "http://"+i.HTTP
 			}

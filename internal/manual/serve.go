@@ -60,7 +60,7 @@ func Serve() []Group {
 		}},
 		{"Routers", "How do routers learn what is here?", []Setting{
 			{"router", "", "Settings file of a router to serve beside the daemon, for the ranks of this node: see [router.md](router.md)."},
-			{"publish_events", "", "ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form: `tcp://127.0.0.1:5557`, `ipc:///run/kvconn/events`. See [router.md](router.md#other-routers)."},
+			{"publish_events", "", "ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form: `tcp://127.0.0.1:5557`, `ipc:///run/kvconn/events`. See [router.md](router-api.md#other-routers)."},
 			{"publish_replay", "", "Endpoint for requests for missed events."},
 			{"publish_topic", "", "Topic of the events, at most 255 bytes."},
 			{"publish_hash_form", "", "Form of block hashes in the events: `uint64` (as vLLM and TensorRT-LLM), `int64` (SGLang) or `bytes` (16 of them)."},

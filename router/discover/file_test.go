@@ -218,7 +218,10 @@ func TestRanksWithoutANodeGetTheRouters(t *testing.T) {
 			here = append(here, n.IP.String())
 		}
 	}
-	away := []string{"a", "192.0.2.1", "[2001:db8::1]", "localhost.example", "127.0.0.1.example"}
+	if name, err := os.Hostname(); err == nil {
+		here = append(here, strings.ToUpper(name))
+	}
+	away := []string{"a.example", "192.0.2.1", "[2001:db8::1]", "localhost.example", "127.0.0.1.example"}
 	for _, h := range slices.Concat(here, away) {
 		text += "  - {model: m, endpoint: 'http://" + h + ":1'}\n"
 	}
