@@ -22,6 +22,8 @@ type PresentRequest struct {
 	Held int
 	// NoLoad opts the request out of loading.
 	NoLoad bool
+	// Trace is the request's W3C traceparent, empty without one. It need not be repeated.
+	Trace string
 }
 
 // KeyedPart names consecutive blocks of one prompt and layer group by the engine's own hashes.

@@ -60,6 +60,8 @@ type Offer struct {
 	Tiers [MaxTiers]TierTokens
 	// Refused are tokens after the offer that are stored too, but take longer to load than to compute.
 	Refused int
+	// Why says why Tokens is 0. It is for the daemon's traces, and not told to the engine.
+	Why Why
 }
 
 // TierTokens is a number of tokens in one tier.
@@ -93,7 +95,13 @@ type StepRequest struct {
 	Finished []string
 	// TellSaves asks for [StepReply].Saves.
 	TellSaves bool
+	// Adapters are the LoRA adapters of new requests.
+	Adapters []Adapter
 }
+
+// Adapter says what separates the KV of an adapter with a name: [Scope].LoRA of the requests that name it. It is empty where the
+// engine neither loads nor saves with that adapter.
+type Adapter struct{ Name, LoRA string }
 
 // PlannedSave says that a step saves Count blocks of a request's layer group, from the one with
 // index First on.
@@ -181,6 +189,8 @@ const (
 	MaxTierBytes  = 32
 	// MaxStepRequests bounds the requests in one step.
 	MaxStepRequests = 16384
+	// MaxStepAdapters bounds the adapters that one step names.
+	MaxStepAdapters = 1024
 	// MaxSpans bounds the spans of a request, MaxSpanIDBytes the id of one.
 	MaxSpans       = 4096
 	MaxSpanIDBytes = 256

@@ -68,26 +68,33 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	switch end := (known - 1) / l.bs; {
 	case l.notReady.Load():
 		l.stats.NotReady++
+		offer.Why = connector.WhyNotReady
 		l.unpin(r)
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
+		offer.Why = connector.WhyNone(r.noLoad, r.failed)
 		l.unpin(r)
 	case l.doubt.Denies(m.Request, l.opts.Now()):
 		l.stats.Doubted++
+		offer.Why = connector.WhyDoubted
 		l.unpin(r)
 	default:
 		l.refused = 0
 		boundary = l.offer(r, first, l.fits(r, first, end))
-		offer.Refused = l.refused * l.bs
+		offer.Refused, offer.Why = l.refused*l.bs, connector.WhyMissed(l.refused)
 		if fresh && boundary > first { // a handoff brings all into the first tier
 			tiers = l.price.Tiers(&l.have, r.keys, first, boundary)
 		}
 		if l.opts.Handoff != nil {
+			if boundary > first {
+				offer.Why = connector.WhyLate // if it comes to nothing
+			}
 			boundary = l.handOff(ctx, r, first, boundary)
 		} else if l.opts.Prefetch != nil && boundary > max(first, r.ahead) {
 			l.prefetch(r, first, boundary)
 		}
 	}
 	if boundary > first {
+		offer.Why = ""
 		l.doubt.Offered(m.Request, l.opts.Now())
 		offer.Tokens, offer.Async = (boundary-first)*l.bs, l.opts.Handoff == nil
 		if r.handoff != nil {
@@ -140,7 +147,9 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 		r.prompt = m.PromptTokens
 	}
 	r.noLoad, r.noSave = m.NoLoad, m.NoSave
-	r.trace = append(r.trace[:0], m.Trace...)
+	if fresh || m.Trace != "" { // the daemon may have given a request its trace, at the first match
+		r.trace = append(r.trace[:0], m.Trace...)
+	}
 	l.requests.touch(r)
 	l.requests.count(r)
 	l.makeRoom(0, 0)

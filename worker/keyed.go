@@ -122,6 +122,7 @@ func (w *Worker) newPut(m *connector.KeyedMove, timeout time.Duration) (*put, er
 		return nil, err
 	}
 	p := &put{
+		ctx: context.Background(),
 		mem: mem, call: call, stretches: stretches, blocks: m.Blocks(), patient: true,
 		deadline: time.Now().Add(timeout),
 	}

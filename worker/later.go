@@ -12,7 +12,7 @@ import (
 // worker, save after save. It does so for memory of a device, whose engine has only queued what it computes; for other memory
 // it does nothing and returns false. Blocks for which there is no memory are dropped, so that the engine gets its own
 // back soon. It keeps nothing of m.
-func (w *Worker) SaveLater(_ context.Context, m *connector.SaveRequest) (bool, error) {
+func (w *Worker) SaveLater(ctx context.Context, m *connector.SaveRequest) (bool, error) {
 	mem := w.memory()
 	if mem == nil || !mem.shape.Later {
 		return false, nil
@@ -22,7 +22,7 @@ func (w *Worker) SaveLater(_ context.Context, m *connector.SaveRequest) (bool, e
 	if err != nil {
 		return false, err
 	}
-	p := &put{mem: mem, call: call, revocable: true, revoked: m.Revoked, deadline: time.Now().Add(w.opts.LoadTimeout)}
+	p := &put{mem: mem, call: call, revocable: true, revoked: m.Revoked, deadline: time.Now().Add(w.opts.LoadTimeout), ctx: ctx}
 	p.report.ID = strings.Clone(m.ID)
 	for _, s := range planned(mem, plan.Saves) {
 		if s.group.writes {

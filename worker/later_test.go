@@ -39,7 +39,7 @@ func newLaterWorker(t *testing.T, change func(*Options, *host.AccountOptions)) (
 
 func mustSaveLater(t *testing.T, w *Worker, l *fence.Ledger, id string, ts ...connector.Transfer) {
 	t.Helper()
-	later, err := w.SaveLater(t.Context(), &connector.SaveRequest{ID: id, Metadata: saves(ts...), Revoked: l.Count()})
+	later, err := w.SaveLater(context.WithValue(t.Context(), noteKey{}, "note"), &connector.SaveRequest{ID: id, Metadata: saves(ts...), Revoked: l.Count()})
 	if !later || err != nil {
 		t.Fatalf("SaveLater = %t, %v", later, err)
 	}

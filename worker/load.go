@@ -339,3 +339,19 @@ func remedy(cause error) string {
 	}
 	return "none if it is rare; else report the cause"
 }
+
+// causeKind is one word for a cause, "" for none.
+func causeKind(cause error) string {
+	for _, k := range [...]struct {
+		kind string
+		of   error
+	}{
+		{"", nil}, {"timeout", errLate}, {"timeout", store.ErrTimeout}, {"corrupt", store.ErrCorrupt}, {"io", store.ErrIO}, {"gone", store.ErrGone},
+		{"fenced", errFenced}, {"device", gpu.ErrAgain}, {"device", gpu.ErrLost}, {"unplanned", errUnplanned},
+	} {
+		if errors.Is(cause, k.of) {
+			return k.kind
+		}
+	}
+	return "_OTHER" // as OpenTelemetry names it
+}

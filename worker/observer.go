@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -17,9 +18,9 @@ type Observer interface {
 	LoadEnded(l *Load)
 	// SaveStarted tells how long a save waited for the copies of those before it.
 	SaveStarted(waited time.Duration)
-	// SaveEnded tells of blocks that were copied together: the time from the start of their copy until the last of
-	// them was written, or given up.
-	SaveEnded(took time.Duration)
+	// SaveEnded tells of blocks that were copied together, once the last of them was written or given up. ctx is what Save
+	// or SaveLater was called with, for its values: it may have ended.
+	SaveEnded(ctx context.Context, s *Save)
 }
 
 // Load is a load that has ended, for an [Observer].
@@ -29,6 +30,19 @@ type Load struct {
 	Took, Waited time.Duration
 	Tiers        []connector.TierBlocks
 	FailedBlocks int
+	// Cause is that of the first block that failed, nil if none did, and CauseKind is one word for it.
+	Cause     error
+	CauseKind string
+}
+
+// Save is blocks that were copied together, for an [Observer].
+type Save struct {
+	Began time.Time
+	// Took is the time from the start of the copy until the last block was written, or given up.
+	Took time.Duration
+	// Blocks were copied; Bytes of them were written, and FailedBlocks were not.
+	Blocks, FailedBlocks int
+	Bytes                int64
 }
 
 // observe tells the observer of a load that has ended.
@@ -40,18 +54,25 @@ func (w *Worker) observe(l *load, took time.Duration) {
 	if waited == 0 {
 		waited = -1
 	}
-	w.opts.Observer.LoadEnded(&Load{Request: l.request, Began: l.began, Took: took, Waited: waited, Tiers: l.tiers, FailedBlocks: len(l.failed)})
+	w.opts.Observer.LoadEnded(&Load{Request: l.request, Began: l.began, Took: took, Waited: waited, Tiers: l.tiers, FailedBlocks: len(l.failed),
+		Cause: l.cause, CauseKind: causeKind(l.cause)})
 }
 
 // timedSave measures the save of n blocks.
 type timedSave struct {
-	w     *Worker
-	began time.Time
-	left  atomic.Int64
+	w                   *Worker
+	ctx                 context.Context // for the observer
+	report              Save
+	left, failed, bytes atomic.Int64
 }
 
 // saved is [Worker.saved] of one of the blocks.
 func (t *timedSave) saved(s *host.Save) {
+	if s.Err != nil {
+		t.failed.Add(1)
+	} else {
+		t.bytes.Add(int64(len(s.Payload)))
+	}
 	t.w.saved(s)
 	t.done(1)
 }
@@ -59,6 +80,7 @@ func (t *timedSave) saved(s *host.Save) {
 // done takes in that n blocks have ended, or will never begin.
 func (t *timedSave) done(n int) {
 	if t.left.Add(-int64(n)) == 0 {
-		t.w.opts.Observer.SaveEnded(time.Since(t.began))
+		t.report.Took, t.report.FailedBlocks, t.report.Bytes = time.Since(t.report.Began), int(t.failed.Load()), t.bytes.Load()
+		t.w.opts.Observer.SaveEnded(t.ctx, &t.report)
 	}
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -13,7 +14,8 @@ import (
 type notes struct {
 	mu     sync.Mutex
 	loads  []Load
-	saves  []time.Duration
+	saves  []Save
+	told   []any
 	waited []time.Duration
 }
 
@@ -29,11 +31,14 @@ func (n *notes) SaveStarted(waited time.Duration) {
 	n.waited = append(n.waited, waited)
 }
 
-func (n *notes) SaveEnded(took time.Duration) {
+func (n *notes) SaveEnded(ctx context.Context, s *Save) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.saves = append(n.saves, took)
+	n.saves, n.told = append(n.saves, *s), append(n.told, ctx.Value(noteKey{}))
 }
+
+// noteKey is of a value that a call's context has.
+type noteKey struct{}
 
 // ended waits until as many loads and saves have ended.
 func (n *notes) ended(t *testing.T, loads, saves int) {
@@ -65,16 +70,24 @@ func TestObserverIsToldOfLoadsAndSaves(t *testing.T) {
 		n.ended(t, i+1, 0)
 	}
 	good, bad := n.loads[0], n.loads[1]
-	if good.Request != "good" || len(good.Tiers) != 1 || good.Tiers[0].Tier != "disk" || good.FailedBlocks != 0 || good.Waited <= 0 || good.Took < good.Waited {
+	if good.Request != "good" || len(good.Tiers) != 1 || good.Tiers[0].Tier != "disk" || good.FailedBlocks != 0 || good.CauseKind != "" || good.Waited <= 0 || good.Took < good.Waited {
 		t.Errorf("%+v", good)
 	}
-	if bad.Request != "bad" || len(bad.Tiers) != 0 || bad.FailedBlocks != 1 || bad.Waited >= 0 {
+	if bad.Request != "bad" || len(bad.Tiers) != 0 || bad.FailedBlocks != 1 || bad.CauseKind != "gone" || bad.Cause == nil || bad.Waited >= 0 {
 		t.Errorf("%+v", bad)
 	}
 	mustSave(t, other, transfer(20, 0, 1))
 	n.ended(t, 3, 1)
-	if n.saves[0] <= 0 {
-		t.Errorf("a save took %v", n.saves[0])
+	if got := n.saves[0]; got.Took <= 0 || got.Began.IsZero() || got.Blocks != 2 || got.FailedBlocks != 0 || got.Bytes != 2*int64(w.BlockBytes()[0]) {
+		t.Errorf("%+v", got)
+	}
+	ctx := context.WithValue(t.Context(), noteKey{}, "note")
+	if _, err := other.Save(ctx, saves(transfer(60, 0))); err != nil {
+		t.Fatal(err)
+	}
+	n.ended(t, 3, 2)
+	if n.told[0] != nil || n.told[1] != "note" {
+		t.Errorf("the observer is told %q", n.told)
 	}
 }
 
@@ -85,8 +98,8 @@ func TestObserverIsToldHowLongQueuedSavesWait(t *testing.T) {
 	d.Reach(1, nil)
 	wantStored(t, w, savedAs("a", 2, 0, 0))
 	n.ended(t, 0, 1)
-	if len(n.waited) != 1 || n.waited[0] < 0 {
-		t.Errorf("waited %v", n.waited)
+	if len(n.waited) != 1 || n.waited[0] < 0 || n.told[0] != "note" {
+		t.Errorf("waited %v, told %v", n.waited, n.told)
 	}
 }
 
@@ -99,4 +112,7 @@ func TestObserverIsToldOfASaveThatIsRefused(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	n.ended(t, 0, 1)
+	if got := n.saves[0]; got.Blocks != 2 || got.FailedBlocks != 2 || got.Bytes != 0 {
+		t.Errorf("%+v", got)
+	}
 }

@@ -30,6 +30,8 @@ type put struct {
 	began    time.Time
 	deadline time.Time
 	report   connector.StoredPut
+	// ctx is the call's, for the values that the observer finds in it.
+	ctx context.Context
 	// good marks the blocks that are stored or on their way, and over is closed at the end; both are nil
 	// unless a call waits for the save. Poll does not report it then.
 	good []bool
@@ -211,7 +213,7 @@ func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 			full = false
 			break
 		}
-		b := saveBatch{revoked: p.revoked, revocable: p.revocable}
+		b := saveBatch{revoked: p.revoked, revocable: p.revocable, ctx: p.ctx}
 		var n int
 		saving := w.saving.Load()
 		n, full = w.gather(&b, s.part(0, kept))

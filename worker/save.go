@@ -28,6 +28,8 @@ type saveBatch struct {
 	// kept.
 	revoked   uint64
 	revocable bool
+	// ctx is the call's, for the values that the observer finds in it.
+	ctx context.Context
 }
 
 // Save copies the blocks that the plan saves out of engine memory and returns; they are written
@@ -41,7 +43,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	if mem == nil {
 		return connector.SaveResult{}, connector.ErrNotRegistered
 	}
-	var b saveBatch
+	b := saveBatch{ctx: ctx}
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
@@ -81,7 +83,7 @@ func (w *Worker) gather(b *saveBatch, s stretch) (n int, full bool) {
 
 // write copies the blocks of a batch out of engine memory and hands them to the cache.
 func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBatch) connector.SaveResult {
-	timed, saved := timedSave{w: w, began: time.Now()}, w.saved
+	timed, saved := timedSave{w: w, ctx: b.ctx, report: Save{Began: time.Now()}}, w.saved
 	if len(b.saves) > 0 {
 		// A device may never come to the call: its engine has died in the step before.
 		ctx, cancel := context.WithTimeout(ctx, w.opts.LoadTimeout)
@@ -104,10 +106,12 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBat
 	w.saving.Add(int64(n))
 	if w.opts.Observer != nil && n > 0 {
 		timed.left.Store(int64(n))
+		timed.report.Blocks = n
 		saved = timed.saved
 	}
 	taken, err := w.opts.Cache.Save(b.saves, saved)
 	if w.opts.Observer != nil && taken < n {
+		timed.failed.Add(int64(n - taken))
 		timed.done(n - taken)
 	}
 	if err != nil {

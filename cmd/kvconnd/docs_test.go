@@ -40,7 +40,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := []string{ // vLLM's
-		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
+		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port", "--block-size",
 		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint", "--hf-overrides", "--hf-config-path",
 		// SGLang's
 		"--hicache-size", "--hicache-host-memory-mode", "--hicache-storage-prefetch-policy", "--hicache-storage-backend-extra-config",

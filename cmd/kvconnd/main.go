@@ -46,7 +46,7 @@ type cli struct {
 	Router     routing.Cmd      `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
 	Status     statusCmd        `cmd:"" help:"Show what a running daemon does."`
 	Top        top.Cmd          `cmd:"" help:"Fill the terminal with what a running daemon or router does now."`
-	Cache      cache.Cmd        `cmd:"" help:"List and remove what the store of a running daemon holds."`
+	Cache      cache.Cmd        `cmd:"" help:"List, remove, pin, load and carry what the store of a running daemon holds."`
 	Explain    cache.ExplainCmd `cmd:"" help:"Say why a prompt is found in the cache, or is not."`
 	Config     configure.Cmd    `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Doctor     doctorCmd        `cmd:"" help:"Look at what an engine needs before it is started."`

@@ -148,7 +148,7 @@ func TestAMistakeInARankNamesFileAndPlace(t *testing.T) {
 
 func TestServeHasARouterForItsNode(t *testing.T) {
 	e := enginetest.New(t, "m")
-	file := routerFileOf(t, "http: 127.0.0.1:0\ndrain_delay: 0s\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
+	file := routerFileOf(t, "http: 127.0.0.1:0\ndrain_delay: 0s\nranks: [{model: m, endpoint: \""+e.URL+"\"}, {model: m, endpoint: \"http://192.0.2.1:8000\"}]\n")
 	base := t.TempDir()
 	c := new(cli)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -172,6 +172,13 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 		ranks := get("http://" + m[1] + "/v1/ranks")
 		return strings.Contains(ranks, `"ready":true`) && strings.Contains(ranks, `"node":"local"`) && strings.Contains(ranks, `"connected":true`)
 	})
+	m := address.FindStringSubmatch(log.String())
+	if elsewhere := get("http://" + m[1] + "/v1/ranks/1"); !strings.Contains(elsewhere, "192.0.2.1") || strings.Contains(elsewhere, "node") {
+		t.Errorf("a rank on another machine: %s", elsewhere)
+	}
+	if !strings.Contains(log.String(), "no node") {
+		t.Errorf("that is not said: %s", log.String())
+	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

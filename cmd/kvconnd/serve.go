@@ -61,9 +61,12 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes.Bytes), MaxPercent: c.MaxBytes.Percent, LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
-		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
+		ScrubBytesPerS: int64(c.ScrubBytesPerS), PinMaxPercent: c.PinMaxPercent, MinOfferTokens: c.MinOfferTokens,
 		PromptsOnly: c.PromptsOnly, NoPrefetch: c.NoPrefetch, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
 		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: log,
+	}
+	if c.PinMaxPercent == 0 {
+		o.PinMaxPercent = -1 // nothing
 	}
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
@@ -72,6 +75,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	o.Record = recordOptions(&c.Serve)
 	object, err := settings.ObjectOptions(&c.Serve)
 	if err != nil {
+		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
+	}
+	if o.Spans, err = settings.SpansOptions(&c.Serve); err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
 	o.Object = object
@@ -121,10 +127,10 @@ func recordOptions(s *config.Serve) *tracelog.Options {
 	return &tracelog.Options{Path: s.RecordTrace, MaxBytes: int64(s.RecordTraceBytes), BlockTokens: s.RecordTraceBlockTokens}
 }
 
-// localNode is the node of a daemon's own router's ranks that have none in the settings.
+// localNode is the node of a daemon's own router's ranks that are on its machine and have none in the settings.
 const localNode = "local"
 
-// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
+// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks of this machine without a
 // node are this node's.
 func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 	if file == "" {
@@ -156,11 +162,6 @@ func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 		case <-ctx.Done():
 			return ro.Listener.Close()
 		case i := <-ready:
-			for at := range ro.Ranks {
-				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
-					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
-				}
-			}
 			if i.HTTP != "" {
 				ro.Discovery.Node, ro.Discovery.NodeURL = localNode, "http://"+i.HTTP
 			}

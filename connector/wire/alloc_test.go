@@ -28,7 +28,7 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		Spans: []connector.Span{{Start: 3, End: 9, ID: []byte("image")}},
 	}
 	hashes := make([]connector.Proof, 8192)
-	present := &connector.PresentRequest{Request: "r", Hashes: hashes}
+	present := &connector.PresentRequest{Request: "r", Hashes: hashes, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 	bits := [][]byte{make([]byte, 1024), make([]byte, 1024)}
 	move := &connector.KeyedMove{ID: "m", Scope: connector.Scope{Salt: "tenant"}, Parts: []connector.KeyedPart{
 		{Hashes: hashes[:100], Slots: make([]uint32, 100)}, {Group: 1, Hashes: hashes[:50], Slots: make([]uint32, 50)},

@@ -229,6 +229,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	again := ErrorBody{Code: CodeAgain, Message: "what went wrong"}
 	add(OpRegister, KindError, "."+CodeAgain, again.Append(nil), 0)
 	corpusLater(add, meta)
+	corpusTraced(add)
 	return out
 }
 

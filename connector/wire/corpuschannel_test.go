@@ -43,3 +43,9 @@ func corpusLater(add func(op Op, kind Kind, variant string, body []byte, fds int
 	add(OpSave, KindRequest, ".later", AppendSave(nil, &connector.SaveRequest{ID: "save-2", Metadata: meta, Revoked: 300}), 0)
 	add(OpSave, KindReply, ".later", AppendSaveLater(nil), 0)
 }
+
+// corpusTraced adds the request by key that has a trace.
+func corpusTraced(add func(op Op, kind Kind, variant string, body []byte, fds int)) {
+	present := connector.PresentRequest{Request: "req-1", Hashes: []connector.Proof{corpusProof(10)}, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+	add(OpPresent, KindRequest, ".traced", AppendPresent(nil, &present), 0)
+}

@@ -12,17 +12,25 @@ import (
 
 // AppendPresent appends the body of a present request.
 func AppendPresent(b []byte, m *connector.PresentRequest) []byte {
-	b = msgp.AppendMapHeader(b, 6)
+	fields := uint32(6)
+	if m.Trace != "" {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putString(b, "r", m.Request)
 	b = putInt(b, "first", m.First)
 	b = putParent(b, &m.Parent, m.AnyParent)
 	b = putHashes(b, m.Hashes)
 	b = putInt(b, "held", m.Held)
-	return putBool(b, "no_load", m.NoLoad)
+	b = putBool(b, "no_load", m.NoLoad)
+	if m.Trace != "" {
+		b = putString(b, "trace", m.Trace)
+	}
+	return b
 }
 
-// DecodePresent fills m from the body of a present request, using its memory again. The id is a
-// view of the body.
+// DecodePresent fills m from the body of a present request, using its memory again. The id and the trace are
+// views of the body.
 func DecodePresent(body []byte, m *connector.PresentRequest) error {
 	*m = connector.PresentRequest{Hashes: m.Hashes[:0]}
 	d := decoder{b: body}
@@ -42,6 +50,8 @@ func DecodePresent(body []byte, m *connector.PresentRequest) error {
 			m.Held = int(d.uint("held", maxNumber))
 		case "no_load":
 			m.NoLoad = d.bool("no_load")
+		case "trace":
+			m.Trace = d.view("trace", connector.MaxTraceBytes)
 		}
 	})
 	if err == nil {

@@ -32,6 +32,7 @@ func codecs() []codec {
 		Allocs:    []connector.Alloc{{Request: "a", Blocks: [][]uint32{{1, 2}, {connector.NoBlock, 3}}, Computed: 16, External: 16, GroupComputed: []int{16, 0}}},
 		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: [][]uint32{{3}}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
 		Preempted: []string{"c"}, Finished: []string{"d", "e"}, TellSaves: true,
+		Adapters: []connector.Adapter{{Name: "tuned", LoRA: "lora-1:0a"}, {Name: "refused"}},
 	}
 	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}, Saves: []connector.PlannedSave{{Request: "b", Group: 1, First: 2, Count: 3}}}
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
@@ -41,6 +42,8 @@ func codecs() []codec {
 		Stored:   []connector.StoredPut{{ID: "c", SaveResult: *saveResult}},
 	}
 	present := &connector.PresentRequest{Request: "r", First: 2, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Held: 1, NoLoad: true}
+	traced := *present
+	traced.Trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	move := &connector.KeyedMove{ID: "m", Request: "r", Parts: []connector.KeyedPart{
 		{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}},
 		{Hashes: []connector.Proof{{3}}, Slots: []uint32{6}},
@@ -74,6 +77,7 @@ func codecs() []codec {
 		{"save", saveLater, func(b []byte) []byte { return AppendSave(b, &saveLater) }, func(b []byte) (any, error) { return DecodeSave(b) }},
 		{"save later", true, AppendSaveLater, func(b []byte) (any, error) { _, later, err := DecodeSaveResult(b); return later, err }},
 		{"present", present, func(b []byte) []byte { return AppendPresent(b, present) }, func(b []byte) (any, error) { m := new(connector.PresentRequest); return m, DecodePresent(b, m) }},
+		{"present with a trace", &traced, func(b []byte) []byte { return AppendPresent(b, &traced) }, func(b []byte) (any, error) { m := new(connector.PresentRequest); return m, DecodePresent(b, m) }},
 		{"presence", [][]byte{{1}, {2}}, func(b []byte) []byte { return AppendPresence(b, [][]byte{{1}, {2}}) }, func(b []byte) (any, error) { return DecodePresence(b) }},
 		{"move", move, func(b []byte) []byte { return AppendMove(b, move) }, func(b []byte) (any, error) { return new(MoveDecoder).Decode(b) }},
 		{"touch", touch, func(b []byte) []byte { return AppendTouch(b, touch) }, func(b []byte) (any, error) { m := new(connector.TouchRequest); return m, DecodeTouch(b, m) }},

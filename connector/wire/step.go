@@ -15,6 +15,9 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 	if m.TellSaves {
 		fields++
 	}
+	if len(m.Adapters) > 0 {
+		fields++
+	}
 	b = msgp.AppendMapHeader(b, fields)
 	b = putArray(b, "allocs", len(m.Allocs))
 	for i := range m.Allocs {
@@ -37,6 +40,12 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 	b = putStrings(b, "finished", m.Finished)
 	if m.TellSaves {
 		b = putBool(b, "tell_saves", true)
+	}
+	if len(m.Adapters) > 0 {
+		b = putArray(b, "adapters", len(m.Adapters))
+		for _, a := range m.Adapters {
+			b = msgp.AppendString(msgp.AppendString(msgp.AppendArrayHeader(b, 2), a.Name), a.LoRA)
+		}
 	}
 	return b
 }
@@ -199,9 +208,22 @@ func (s *StepDecoder) Decode(body []byte) (step *connector.StepRequest, err erro
 			m.Finished = d.stringsAgain(old.Finished, "finished")
 		case "tell_saves":
 			m.TellSaves = d.bool("tell_saves")
+		case "adapters":
+			m.Adapters = d.adapters()
 		}
 	})
 	return m, err
+}
+
+func (d *decoder) adapters() []connector.Adapter {
+	list := make([]connector.Adapter, d.array("adapters", connector.MaxStepAdapters))
+	for i := range list {
+		if !d.tuple("adapter", 2) {
+			break
+		}
+		list[i] = connector.Adapter{Name: d.str("adapter", connector.MaxIDBytes), LoRA: d.str("lora", connector.MaxScopeBytes)}
+	}
+	return list
 }
 
 func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {

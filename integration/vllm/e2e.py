@@ -153,20 +153,23 @@ class Main:
 
     def second_run(self) -> None:
         """Load what the first run saved; then corruption, crashes and requests' own wishes."""
-        self.daemon.start()
+        traced = observed.Traced(self.env, self.work / "traces.log")
+        self.daemon.start(settings=["--prefill-tokens-per-s", "1", *traced.settings])
         engine = Engine(self.env, self.model, self.work / "vllm-2.log")
-        engine.start(self.connector, prefix_caching=False, arguments=observed.tracing())
+        engine.start(self.connector, prefix_caching=False, arguments=traced.options, variables=traced.variables)
         engine.wait()
         self.report.equal("daemon there at start: no warning", engine.lines("WARNING", "kvconn:"), [])
         self.cached_against_cold(engine)
         observed.hits_are_shown(self.report, engine, self.rows[-1].tokens, "host")
         observed.hit_rates_agree(self.report, engine, self.daemon)
+        traced.joined(self.report, "kvconn.match", "kvconn.load", "llm_request")
         self.decoded_blocks(engine)
         self.scopes(engine)
         observed.bench_sees_the_cache(self.report, engine, self.daemon.binary)
         self.flipped_bits(engine)
         self.killed_between_runs(engine)
         engine.terminate()
+        traced.kill()
 
     def cached_against_cold(self, engine: Engine) -> None:
         """Prompts of the first run and prompts never seen, in turns."""

@@ -1,4 +1,4 @@
-"""What vLLM shows of its cache: its metrics, its answers, its KV events, and the daemon's log of a traced request."""
+"""What vLLM shows of its cache: metrics, answers, KV events, and the daemon's log and spans of a traced request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from processes import Daemon, Engine, Program, free_port, get
 from report import Report
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+SPAN = "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE}-{SPAN}-01"
 SHOWN_WITHIN_S = 10.0
 _SAMPLE = re.compile(r"([a-z_:]+)\{(.*)\} ([0-9.e+-]+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -53,9 +54,27 @@ class Followed(Program):
         report.check("KV events: taken back while the daemon is gone", bool(removed), f"{len(removed)} blocks")
 
 
-def tracing() -> list[str]:
-    """Return the options of an engine that takes traces from its requests. Nobody collects its own."""
-    return ["--otlp-traces-endpoint", f"http://127.0.0.1:{free_port()}"]
+class Traced(Program):
+    """Collects the spans of a daemon and of an engine that are started with its settings and options."""
+
+    def __init__(self, env: Environment, log: Path) -> None:
+        super().__init__(log)
+        port = free_port()
+        self.settings = ["--otlp-endpoint", f"http://127.0.0.1:{port}"]
+        self.options = ["--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"]
+        self.variables = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+        self.spawn([str(env.python), str(Path(__file__).with_name("trace_collector.py")), str(port)])
+
+    def spans(self, name: str) -> list[Any]:
+        """Return the spans of a name in the trace of `ask`."""
+        return [json.loads(line) for line in self.lines(f'"name": "{name}"', TRACE)]
+
+    def joined(self, report: Report, *names: str) -> None:
+        """Check that spans of these names are in the trace of `ask`."""
+        for name in names:
+            _wait(lambda name=name: self.spans(name) != [])
+            parents = {span["parent"] for span in self.spans(name)}
+            report.equal(f"traces: {name} is below the caller's span", parents, {SPAN})
 
 
 def metric(engine: Engine, name: str, **labels: str) -> float:

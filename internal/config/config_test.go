@@ -150,6 +150,7 @@ func TestValidate(t *testing.T) {
 		"prefill_tokens":            func(s *Serve) { s.PrefillTokensPerS = -1 },
 		"stage_timeout":             func(s *Serve) { s.StageTimeout = 0 },
 		"stop_timeout":              func(s *Serve) { s.StopTimeout = 0 },
+		"pin_max_percent":           func(s *Serve) { s.PinMaxPercent = 91 },
 		"scrub_bytes":               func(s *Serve) { s.ScrubBytesPerS = -1 },
 		"pprof \"x\"":               func(s *Serve) { s.Pprof = "x" },
 		"publish_events is not set": func(s *Serve) { s.PublishTopic = "kv" },
@@ -161,7 +162,15 @@ func TestValidate(t *testing.T) {
 		"http_token":                func(s *Serve) { s.HTTPToken = "secret\n" },
 		"record_trace_bytes":        func(s *Serve) { s.RecordTrace, s.RecordTraceBytes = "t", 1 },
 		"record_trace_block_tokens": func(s *Serve) { s.RecordTrace, s.RecordTraceBytes = "t", 1<<30 },
-		"this machine":              func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
+		"otlp_endpoint is no URL":   func(s *Serve) { s.OTLPEndpoint = "collector:4318" },
+		"put what is secret into":   func(s *Serve) { s.OTLPEndpoint = "http://u:p@collector:4318" },
+		"the value of authorization is": func(s *Serve) {
+			s.OTLPEndpoint, s.OTLPHeaders = "http://collector:4318", "a=b,authorization=%zz"
+		},
+		"entry 2 has no name":      func(s *Serve) { s.OTLPEndpoint, s.OTLPHeaders = "http://collector:4318", "a=b,secret" },
+		"otlp_trace_ratio is":      func(s *Serve) { s.OTLPEndpoint, s.OTLPTraceRatio = "http://collector:4318", 1.5 },
+		"otlp_endpoint is not set": func(s *Serve) { s.OTLPTraceRatio = 1 },
+		"this machine":             func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
 	} {
 		s := good
 		change(&s)

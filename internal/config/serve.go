@@ -30,6 +30,7 @@ type Serve struct {
 	SaveStagingBytes   Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"How much of the host tier one rank's saves may take; saves that do not fit are dropped (default 256MiB)."`
 	KeyFile            string        `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Keys that records are sealed with, made by 'kvconnd key new'. With it only sealed records are used. Default: none."`
 	ScrubBytesPerS     Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
+	PinMaxPercent      float64       `name:"pin-max-percent" env:"KVCONN_PIN_MAX_PERCENT" default:"50" placeholder:"N" help:"How much of the cap 'kvconnd cache pin' may keep from being evicted, 0 to 90 (default 50)."`
 	Writers            int           `name:"writers" env:"KVCONN_WRITERS" default:"0" placeholder:"N" help:"Records that are written to the disk at one time, 1 to 256; a quarter of them while it is read. Default: what suits most disks."`
 	ReadInFlightBytes  Bytes         `name:"read-in-flight-bytes" env:"KVCONN_READ_IN_FLIGHT_BYTES" default:"0B" placeholder:"SIZE" help:"How much is asked of the disk at one time, at least 1MiB. Default: what the first start measures."`
 	EventBytes         Bytes         `name:"event-bytes" env:"KVCONN_EVENT_BYTES" default:"0B" placeholder:"SIZE" help:"Most memory for events that routers have not read yet, used only while one is behind. Default: a 32nd of the memory, 16MiB to 256MiB."`
@@ -42,6 +43,7 @@ type Serve struct {
 	CUDALibrary        string        `name:"cuda-library" env:"KVCONN_CUDA_LIBRARY" placeholder:"FILE" help:"The CUDA driver's library, for engines that share memory of a GPU. It is loaded when the first one does. Default: libcuda.so.1, as the system's loader finds it."`
 	Object
 	Record
+	OTLP
 	Router          string `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
 	PublishEvents   string `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
 	PublishReplay   string `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
@@ -63,6 +65,7 @@ const (
 	// maxWriters and minReadInFlight are what the store accepts: one request to the disk at
 	// least.
 	maxWriters      = 256
+	maxPinPercent   = 90
 	minReadInFlight = 1 << 20
 	// minEventBytes is a little more than the store always keeps.
 	minEventBytes = 4 << 20
@@ -100,6 +103,8 @@ func (s *Serve) Validate() error {
 		return fmt.Errorf("load_timeout is %s: at least %s", s.LoadTimeout, minLoadTimeout)
 	case s.LoadStagingBytes < 1 || s.SaveStagingBytes < 1:
 		return errors.New("staging sizes must be positive")
+	case !(s.PinMaxPercent >= 0 && s.PinMaxPercent <= maxPinPercent):
+		return fmt.Errorf("pin_max_percent is %v: 0 to %d", s.PinMaxPercent, maxPinPercent)
 	case s.ScrubBytesPerS < 0:
 		return errors.New("scrub_bytes_per_s is negative")
 	case s.MinOfferTokens < 0:
@@ -111,7 +116,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord())
+	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord(), s.validateOTLP())
 }
 
 func (s *Serve) validateHTTP() error {

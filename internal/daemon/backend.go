@@ -11,9 +11,11 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/adapters"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/probe"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
@@ -32,8 +34,12 @@ type backend struct {
 	// levels are where loads come from, the fastest first.
 	levels  []store.Level
 	probers []*probe.Prober
+	// adapters are what engines use.
+	adapters *adapters.Registry
 	// record is nil if no trace is recorded.
 	record *tracelog.Log
+	// tracer is nil if no traces are sent.
+	tracer *spans.Tracer
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -52,7 +58,7 @@ var _ server.Backend = (*backend)(nil)
 
 func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, chain: chain, cache: host.NewCache(a, chain), times: observe.NewTimes(),
+		opts: o, chain: chain, cache: host.NewCache(a, chain), times: observe.NewTimes(), adapters: adapters.New(),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), past: make(models.Counts),
@@ -79,6 +85,7 @@ type schedulerSession struct {
 	manifest  *connector.Manifest
 	namespace connector.NamespaceDigest
 	since     time.Time
+	spans     *spans.Engine // nil if no traces are sent
 }
 
 // workerSession is one rank's worker.
@@ -90,9 +97,11 @@ type workerSession struct {
 	rank      int
 	manifest  *connector.Manifest
 	since     time.Time
+	spans     *spans.Engine // nil if no traces are sent
 	// keyed is the leader of an engine that brings its own keys, nil for others; notReady is why
 	// nothing is offered, "" if it is. The backend's mutex guards notReady.
 	keyed    *leader.Keyed
+	traces   *spans.Keyed // nil like keyed
 	notReady string
 	// ends orders the starts of loads by key and the polls, which come over several connections: the
 	// leader must know a load before its end. Nothing waits for I/O while it is held.
@@ -114,7 +123,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	if err != nil {
 		return nil, err
 	}
-	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
+	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now(), spans: b.tracer.Engine(p.Engine, m, short(ns))}
 	o := b.leaderOptions(ns, m, p)
 	if p.Handoff {
 		account, err := b.account(ns)
@@ -159,6 +168,9 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 // Match is the leader's, measured: the engine's scheduler waits for it.
 func (s *schedulerSession) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
 	defer s.b.times.Matched(time.Now())
+	if s.spans != nil {
+		return s.spans.Match(ctx, m, s.Leader.Match)
+	}
 	return s.Leader.Match(ctx, m)
 }
 
@@ -199,14 +211,18 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now(), spans: b.tracer.Engine(p.Engine, m, short(ns))}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: b.times,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection, Observer: s.spans.Rank(rank, s.traced, b.times),
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
-		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain); err != nil {
+		s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m, p), b.chain)
+		if err == nil {
+			s.traces, err = spans.NewKeyed()
+		}
+		if err != nil {
 			s.Worker.Close()
 		}
 	}
@@ -228,8 +244,22 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	return s, nil
 }
 
-// trace returns the traceparent of a request of the rank's engine, as its scheduler has told it here.
-func (s *workerSession) trace(request string) string {
+// trace returns the traceparent of a load.
+func (s *workerSession) trace(load string) string {
+	_, trace := s.traced(load)
+	return trace
+}
+
+// traced returns the request that a load is for and its traceparent, as the rank's engine has told it here.
+func (s *workerSession) traced(load string) (request, trace string) {
+	if s.traces != nil {
+		return s.traces.Of(load)
+	}
+	return load, s.schedulersTrace(load)
+}
+
+// schedulersTrace returns the traceparent of a request of the rank's engine, as its scheduler has told it here.
+func (s *workerSession) schedulersTrace(request string) string {
 	s.b.mu.Lock()
 	var leaders []*leader.Leader
 	for l := range s.b.schedulers {
@@ -266,6 +296,7 @@ func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 // Close ends the session and releases what its requests had pinned.
 func (s *schedulerSession) Close() {
 	s.Leader.Close()
+	s.b.adapters.Forget(s)
 	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)

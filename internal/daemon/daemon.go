@@ -31,6 +31,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
@@ -61,6 +62,10 @@ func run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer d.closeRecord()
+	if err := d.openSpans(); err != nil {
+		return err
+	}
+	defer d.spans.Close() // last: what the stop ends has spans too
 	arena, err := host.New(host.Options{Bytes: o.HostBytes, FreeBytes: hostmemory.FreeBytes, Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
@@ -128,6 +133,8 @@ type daemon struct {
 	server  *server.Server
 	// record is nil if no trace is recorded.
 	record *tracelog.Log
+	// spans is nil if no traces are sent.
+	spans *spans.Tracer
 	// publisher is nil if no events are published.
 	publisher *publish.Publisher
 	// residency serves the streams of what the tiers hold.
@@ -136,6 +143,8 @@ type daemon struct {
 	admin *admin.Service
 	// explain says why prompts are found or are not.
 	explain http.Handler
+	// warm loads records into host memory on request.
+	warm http.Handler
 }
 
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.

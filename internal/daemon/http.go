@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/page"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
@@ -52,6 +53,8 @@ type Status struct {
 	Publish *publish.Stats `json:"publish,omitempty"`
 	// Trace is nil if no trace is recorded.
 	Trace *tracelog.Stats `json:"trace,omitempty"`
+	// Spans is nil if no traces are sent.
+	Spans *spans.Stats `json:"spans,omitempty"`
 	// Object is nil without a bucket.
 	Object *ObjectStatus `json:"object,omitempty"`
 }
@@ -77,6 +80,13 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "GET /v1/namespaces", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeList(w, r) })},
 		{Pattern: "POST /v1/explain", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.explain.ServeHTTP(w, r) })},
 		{Pattern: "DELETE /v1/namespaces/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeRemoval(w, r) }), Changes: true},
+		{Pattern: "POST /v1/prompts/remove", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePromptRemoval(w, r) }), Changes: true},
+		{Pattern: "GET /v1/pins", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePins(w, r) })},
+		{Pattern: "POST /v1/pins", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServePin(w, r) }), Changes: true},
+		{Pattern: "DELETE /v1/pins/{id}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeUnpin(w, r) }), Changes: true},
+		{Pattern: "POST /v1/warm", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.warm.ServeHTTP(w, r) }), Changes: true},
+		{Pattern: "GET /v1/archive", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeExport(w, r) }), Changes: true},
+		{Pattern: "POST /v1/archive", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeImport(w, r) }), Changes: true},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}
@@ -137,7 +147,7 @@ func (d *daemon) status(now time.Time) Status {
 	return Status{
 		Version: version.Server(), Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, GPUs: r.gpus, Queues: r.queues(),
-		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Models: r.held, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object, Trace: r.trace,
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Models: r.held, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object, Trace: r.trace, Spans: r.spans,
 		Opening: r.opening, HTTP: r.web,
 	}
 }

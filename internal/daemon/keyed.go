@@ -15,13 +15,17 @@ type keyedSession struct{ *workerSession }
 // Present says which blocks are offered.
 func (s keyedSession) Present(_ context.Context, m *connector.PresentRequest, bits [][]byte) ([][]byte, error) {
 	defer s.b.times.Matched(time.Now())
-	return s.keyed.Present(m, bits), nil
+	if m.Trace == "" {
+		return s.keyed.Present(m, bits), nil
+	}
+	return s.traces.Present(s.spans, m, bits, s.manifest.BlockSize, s.keyed.Present), nil
 }
 
 // Fetch starts a load.
 func (s keyedSession) Fetch(ctx context.Context, m *connector.KeyedMove) error {
 	s.ends.Lock()
 	defer s.ends.Unlock()
+	s.traces.Loading(m)
 	err := s.Worker.Fetch(ctx, m)
 	if err == nil {
 		s.keyed.Loading(m)
@@ -31,6 +35,7 @@ func (s keyedSession) Fetch(ctx context.Context, m *connector.KeyedMove) error {
 
 // FetchWait loads blocks, and returns once the load has ended. A load that was given up has not failed for its request.
 func (s keyedSession) FetchWait(ctx context.Context, m *connector.KeyedMove) (connector.FetchResult, error) {
+	s.traces.Loading(m)
 	f, err := s.Worker.StartFetch(m)
 	if err != nil {
 		return connector.FetchResult{}, err
@@ -67,6 +72,7 @@ func (s keyedSession) PutWait(ctx context.Context, m *connector.KeyedMove) (conn
 // Touch ends a request.
 func (s keyedSession) Touch(_ context.Context, m *connector.TouchRequest) error {
 	s.keyed.Touch(m)
+	s.traces.Ended(m.Request)
 	return nil
 }
 

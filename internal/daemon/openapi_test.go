@@ -15,10 +15,12 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
+	"github.com/kvconn/kvconn/internal/daemon/warm"
 	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/observe"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store/archive"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/object/upload"
@@ -86,6 +88,11 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"ExplainedNamespace", reflect.TypeFor[explain.Namespace](), true}, {"ManifestDifference", reflect.TypeFor[explain.Difference](), true},
 		{"ExplainedTier", reflect.TypeFor[explain.Tier](), true},
 		{"Removal", reflect.TypeFor[admin.Removal](), true},
+		{"PinRequest", reflect.TypeFor[admin.PinRequest](), true}, {"PinList", reflect.TypeFor[admin.PinList](), true}, {"Pin", reflect.TypeFor[admin.Pin](), true},
+		{"ImportReport", reflect.TypeFor[archive.Imported](), true},
+		{"WarmRequest", reflect.TypeFor[warm.Request](), true}, {"WarmProgress", reflect.TypeFor[warm.Progress](), true},
+		{"PromptRequest", reflect.TypeFor[admin.PromptRequest](), true}, {"PromptRemoval", reflect.TypeFor[admin.PromptRemoval](), true},
+		{"PromptNamespace", reflect.TypeFor[admin.PromptNamespace](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"StoredModel", reflect.TypeFor[contents.Model](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
 		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},

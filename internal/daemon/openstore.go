@@ -11,13 +11,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/explain"
 	"github.com/kvconn/kvconn/internal/daemon/residencystream"
+	"github.com/kvconn/kvconn/internal/daemon/warm"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
@@ -37,7 +40,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return errors.Join(err, s.Close())
 	}
 	d.backend = newBackend(d.opts, d.chain, d.arena)
-	d.backend.times, d.backend.record = d.times, d.record
+	d.backend.times, d.backend.record, d.backend.tracer = d.times, d.record, d.spans
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: version.Server(), LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Access: d.opts.Access,
 		Logger: d.opts.Logger,
@@ -46,8 +49,9 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Logger: d.opts.Logger})
+	d.residency, d.admin = residencystream.New(ctx, s, bucket, d.backend.adapters), admin.New(admin.Options{Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Store: s, Sync: s.Sync, Sealed: d.opts.Ring != nil, Bucket: d.object != nil, Logger: d.opts.Logger})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
+	d.warm = warm.Handler(&warm.Warmer{Cache: d.backend.cache, Disk: s, Logger: d.opts.Logger}, s.Namespaces, func(model string) *connector.Manifest { return d.backend.newest(model).Manifest })
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}
@@ -55,6 +59,18 @@ func (d *daemon) open(ctx context.Context) error {
 	d.opening.Observe(time.Now(), &st)
 	d.opened.Store(true)
 	return nil
+}
+
+// pinned are a store's pins.
+type pinned struct {
+	*pins.Pins
+	store *disk.Store
+}
+
+// Kept is how much is pinned.
+func (p pinned) Kept() (records, bytes int64) {
+	st := p.store.Stats()
+	return st.Pinned, st.PinnedBytes
 }
 
 // openPublisher opens the endpoints of published events, if there are to be any.
@@ -103,6 +119,7 @@ func (d *daemon) storeOptions() disk.Options {
 		ScrubBytesPerS:     o.ScrubBytesPerS,
 		Ring:               o.Ring,
 		EventBytes:         o.EventBytes,
+		PinMaxPercent:      o.PinMaxPercent,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -57,6 +58,8 @@ type Options struct {
 	LoadStagingBytes, SaveStagingBytes int64
 	// Ring, if not nil, seals what is stored: then only sealed records are used.
 	Ring *seal.Ring
+	// PinMaxPercent is which part of the cap may be pinned: see [disk.Options].
+	PinMaxPercent float64
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
 	ScrubBytesPerS int64
@@ -81,6 +84,8 @@ type Options struct {
 	Object *ObjectOptions
 	// Record, if set, is the trace that engines' requests are recorded in. Its logger is set to this one.
 	Record *tracelog.Options
+	// Spans, if set, says where traces of requests are sent. Its logger, version and instance are set here.
+	Spans *spans.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
 	// Notify tells the service manager how the daemon does; nil if there is none.

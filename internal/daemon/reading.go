@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -38,6 +39,7 @@ type reading struct {
 	health  health.State
 	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
 	trace   *tracelog.Stats    `metric:"trace_"`   // nil if no trace is recorded
+	spans   *spans.Stats       `metric:"spans_"`   // nil if no traces are sent
 	object  *ObjectStatus      `metric:"object_"`  // nil without a bucket
 	opening *opening.Status    // nil once the store is open
 	gpus    []gpu.DeviceStatus `metric:"gpu_"` // empty without engines on GPUs
@@ -67,7 +69,7 @@ func (d *daemon) read(now time.Time) *reading {
 			counters.Add(&r.sum, &r.models[i].Sum)
 		}
 	}
-	r.trace = d.recorded()
+	r.trace, r.spans = d.recorded(), d.spans.Stats()
 	r.health = d.health.State()
 	r.health.Opening = r.opening
 	return r

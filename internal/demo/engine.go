@@ -34,6 +34,8 @@ type prompt struct {
 	MaxTokens int      `json:"max_tokens"`
 	// NoLoad keeps the cache out of the answer's way: what comes is the cold time.
 	NoLoad bool `json:"no_load"`
+	// Trace is the W3C traceparent of the request, if it has one.
+	Trace string `json:"traceparent"`
 }
 
 // completion is the engine process's answer. Its first line, with Ready set, says that
@@ -108,7 +110,7 @@ func complete(ctx context.Context, e *engine.Engine, line []byte) completion {
 	if err := json.Unmarshal(line, &p); err != nil {
 		return completion{Error: err.Error()}
 	}
-	results, err := e.Run(ctx, []engine.Request{{ID: p.ID, Prompt: p.Tokens, MaxTokens: p.MaxTokens, NoLoad: p.NoLoad}})
+	results, err := e.Run(ctx, []engine.Request{{ID: p.ID, Prompt: p.Tokens, MaxTokens: p.MaxTokens, NoLoad: p.NoLoad, Trace: p.Trace}})
 	if err != nil {
 		return completion{ID: p.ID, Error: err.Error()}
 	}

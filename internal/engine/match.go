@@ -65,7 +65,7 @@ func (e *Engine) ask(ctx context.Context, r *request, m *match) error {
 // offer asks with the tokens that the leader was not told yet.
 func (e *Engine) offer(ctx context.Context, r *request, computed int) connector.Offer {
 	q := connector.MatchRequest{
-		Request: r.ID, PromptTokens: len(r.Prompt), Computed: computed, Scope: r.Scope, Spans: r.Spans, NoLoad: r.NoLoad, NoSave: r.NoSave,
+		Request: r.ID, PromptTokens: len(r.Prompt), Computed: computed, Scope: r.Scope, Spans: r.Spans, NoLoad: r.NoLoad, NoSave: r.NoSave, Trace: r.Trace,
 	}
 	if r.session == e.scheduler.Session() {
 		q.From = r.told

@@ -26,6 +26,8 @@ type Request struct {
 	Spans []connector.Span
 	// NoLoad and NoSave opt the request out of the connector's loads and saves.
 	NoLoad, NoSave bool
+	// Trace is the W3C traceparent that the request came with, empty without one.
+	Trace string
 }
 
 // Result is what became of a request.

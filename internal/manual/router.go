@@ -4,14 +4,14 @@ package manual
 func Router() []Group {
 	return []Group{
 		{"Ranks", "Which ranks are there, and which are ready?", []Setting{
-			{"rank", "", "A rank as a flag has it; may be given several times. In the file: `ranks`, see [Ranks](router.md#ranks)."},
-			{"discover", "", "Where ranks are looked for: see [Discovery](router.md#discovery). The flag may be given several times. In the file: `discovery`."},
+			{"rank", "", "A rank as a flag has it; may be given several times. In the file: `ranks`, see [Ranks](router-ranks.md)."},
+			{"discover", "", "Where ranks are looked for: see [Discovery](router-ranks.md#discovery). The flag may be given several times. In the file: `discovery`."},
 			{"health_path", "", "Path that engines are checked with."},
 			{"health_interval", "", "Time between checks of an engine. 0 turns them off, and all ranks count as ready."},
 			{"rank_metrics", "", "Adds a series for each rank to `/metrics`: `kvconn_router_rank_ready{rank}`."},
 		}},
 		{"Which rank", "Where does a request go?", []Setting{
-			{"policy", "", "See [Policies](router.md#policies)."},
+			{"policy", "", "See [Policies](router-policies.md)."},
 			{"placement", "", "Where `conversation` places new ones: `round-robin`, `least-queued`, `least-tokens`."},
 			{"beta", "", "Weight of load in `kv-aware`."},
 			{"match_rate", "", "Part of the prompt that the best rank must have for matches to count in `kv-aware`."},

@@ -69,7 +69,7 @@ func health() Group {
 	return Group{
 		Title: "Health", Question: "Does the daemon do its work?",
 		Names:    []string{"kvconn_healthy", "kvconn_ready", "kvconn_fault", "kvconn_opening_ratio", "kvconn_build_info"},
-		Prefixes: []string{"kvconn_http_", "kvconn_trace_"},
+		Prefixes: []string{"kvconn_http_", "kvconn_trace_", "kvconn_spans_"},
 		Panels: []Panel{
 			{Title: "Healthy and ready", Unit: Count, Queries: []Query{{"sum(kvconn_healthy)", "healthy daemons"}, {"sum(kvconn_ready)", "ready daemons"}, {"count(kvconn_healthy)", "all"}}},
 			{Title: "Faults", Unit: Count, Description: "The codes of /healthz.", Queries: []Query{{"sum by (code) (kvconn_fault)", "{{code}}"}}},

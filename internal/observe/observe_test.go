@@ -54,8 +54,8 @@ func TestTimesAreCountedWhereTheyBelong(t *testing.T) {
 	times.LoadEnded(load(time.Second, "host", "object", "disk"))
 	times.LoadEnded(load(-1))
 	times.SaveStarted(time.Second)
-	times.SaveEnded(time.Second)
-	times.SaveEnded(time.Second)
+	times.SaveEnded(t.Context(), &worker.Save{Took: time.Second})
+	times.SaveEnded(t.Context(), &worker.Save{Took: time.Second})
 	want := map[string]uint64{
 		"match_duration": 1, "load_duration host": 1, "load_duration disk": 1, "load_duration object": 1, "load_duration none": 1,
 		"load_wait": 3, "save_wait": 1, "save_duration": 2,

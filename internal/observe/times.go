@@ -2,6 +2,7 @@
 package observe
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -117,7 +118,7 @@ func (t *Times) slowest(of []connector.TierBlocks) prometheus.Observer {
 func (t *Times) SaveStarted(waited time.Duration) { t.saveWait.Observe(waited.Seconds()) }
 
 // SaveEnded takes in how long a save took.
-func (t *Times) SaveEnded(took time.Duration) { t.save.Observe(took.Seconds()) }
+func (t *Times) SaveEnded(_ context.Context, s *worker.Save) { t.save.Observe(s.Took.Seconds()) }
 
 // List describes the histograms of [Times].
 func List() []counters.Metric {

@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/service"
 )
@@ -95,10 +96,26 @@ func Print(out io.Writer, s *Status) error {
 	fmt.Fprintf(w, "prompts\t%d tokens, expected on the chosen rank: %d in its GPU, %d on disk, %d in the bucket\n",
 		s.PromptTokens, s.GPUTokens, s.DiskTokens, s.ObjectTokens)
 	fmt.Fprintf(w, "index\t%d blocks\n", s.Index.Blocks)
+	for _, b := range s.BlockSizes {
+		fmt.Fprintf(w, "blocks\t%d tokens, %s: %s\n", b.Tokens, originText(b.From), clean(b.Model))
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	return printRanks(out, s.Ranks)
+}
+
+// originText says where a block size comes from.
+func originText(o blocksize.Origin) string {
+	switch o {
+	case blocksize.Given:
+		return "as given"
+	case blocksize.Engines:
+		return "as engines' events say"
+	case blocksize.Stores:
+		return "as stores have them"
+	}
+	return clean(string(o))
 }
 
 func printRanks(out io.Writer, ranks []route.RankInfo) error {

@@ -49,7 +49,7 @@ func TestARoutersStatusIsPrinted(t *testing.T) {
 		if err := Print(&out, s); err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"router, up", "policy cost", "org/m", "ranks      2, 1 ready", "http://h:1", "no: draining", "health     good"} {
+		for _, want := range []string{"router, up", "policy cost", "org/m", "ranks      2, 1 ready", "http://h:1", "no: draining", "health     good", "blocks     16 tokens, assumed: org/m"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%q is missing:\n%s", want, &out)
 			}

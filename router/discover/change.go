@@ -19,13 +19,18 @@ type change struct {
 }
 
 // change makes the ranks that the router has what they are found as, and reports whether any changed. Ranks that share a node
-// or bucket change together: the router takes no two URLs of one. A rank that it refuses stays as it was, and is tried again.
+// or bucket change together: the router takes no two URLs of one. A rank that it refuses stays as it was, but for URLs that the
+// others are found with, and is tried again.
 func (d *Discovery) change(wanted map[string]registry.Rank) (changed bool) {
-	for _, group := range grouped(d.changes(wanted)) {
+	found := urlsOf(wanted)
+	for _, group := range grouped(d.changes(wanted, found)) {
 		err := d.update(group)
 		if err == nil {
 			changed = true
 			continue
+		}
+		if len(group) > 1 {
+			changed = d.moveURLs(group, found) || changed
 		}
 		for i := range group {
 			if len(group) > 1 {
@@ -42,9 +47,31 @@ func (d *Discovery) change(wanted map[string]registry.Rank) (changed bool) {
 	return changed
 }
 
+// moveURLs changes nothing of a group but the URLs, so that a rank of it that is refused does not keep the others from theirs. It
+// reports whether any changed.
+func (d *Discovery) moveURLs(group []change, found urls) bool {
+	moved, any := slices.Clone(group), false
+	for i := range moved {
+		c := &moved[i]
+		next := c.m.given
+		found.give(&next)
+		any = any || next.NodeURL != c.m.given.NodeURL || next.BucketURL != c.m.given.BucketURL
+		c.next, c.leaving = next, !c.m.leaving.IsZero()
+	}
+	if !any {
+		return false
+	}
+	if d.opts.Ranks.Update(specsOf(moved)...) != nil {
+		return false
+	}
+	for i := range moved {
+		moved[i].m.given = moved[i].next
+	}
+	return true
+}
+
 // changes are those that are due, sorted by key.
-func (d *Discovery) changes(wanted map[string]registry.Rank) (list []change) {
-	found := urlsOf(wanted)
+func (d *Discovery) changes(wanted map[string]registry.Rank, found urls) (list []change) {
 	for _, key := range slices.Sorted(maps.Keys(d.members)) {
 		m := d.members[key]
 		next, ok := wanted[key]
@@ -67,13 +94,7 @@ func (d *Discovery) changes(wanted map[string]registry.Rank) (list []change) {
 
 // update gives the router the changes of a group: all or none.
 func (d *Discovery) update(group []change) error {
-	specs := make([]registry.Rank, len(group))
-	for i := range group {
-		c := &group[i]
-		specs[i] = c.next
-		specs[i].ID, specs[i].Draining = c.m.id, c.next.Draining || c.leaving
-	}
-	if err := d.opts.Ranks.Update(specs...); err != nil {
+	if err := d.opts.Ranks.Update(specsOf(group)...); err != nil {
 		return err
 	}
 	for i := range group {
@@ -85,6 +106,17 @@ func (d *Discovery) update(group []change) error {
 		}
 	}
 	return nil
+}
+
+// specsOf are the ranks of a group as they are to be.
+func specsOf(group []change) []registry.Rank {
+	specs := make([]registry.Rank, len(group))
+	for i := range group {
+		c := &group[i]
+		specs[i] = c.next
+		specs[i].ID, specs[i].Draining = c.m.id, c.next.Draining || c.leaving
+	}
+	return specs
 }
 
 // stay leaves a rank that was refused as it was, but for whether it gets requests. It reports whether that changed.
@@ -111,14 +143,24 @@ func storesOf(r *registry.Rank) (node, bucket store) {
 	return store{false, r.Node, r.Model}, store{true, r.Bucket, r.Model}
 }
 
-// urls are those that ranks are found with.
+// urls are those that ranks are found with, empty where they are found with several.
 type urls map[store]string
 
 func urlsOf(wanted map[string]registry.Rank) urls {
 	u := make(urls)
+	note := func(s store, url string) {
+		if url == "" {
+			return
+		}
+		if other, known := u[s]; known && other != url {
+			url = ""
+		}
+		u[s] = url
+	}
 	for _, r := range wanted {
 		node, bucket := storesOf(&r)
-		u[node], u[bucket] = r.NodeURL, r.BucketURL
+		note(node, r.NodeURL)
+		note(bucket, r.BucketURL)
 	}
 	return u
 }

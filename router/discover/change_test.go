@@ -108,3 +108,50 @@ func TestAChangeThatIsRefusedLeavesARankAsItWas(t *testing.T) {
 		}
 	}
 }
+
+// One rank of a node is described in a way that the router refuses while the node's URL changes. The node moves all the same.
+func TestANodeMovesThoughOneOfItsRanksIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ranks.yaml")
+	other := "  - {model: o, endpoint: 'http://o:1', adapters: [taken]}\n"
+	write(t, path, sharing("abc", 1)+other)
+	f := discover(t, nil, Source{File: path, Interval: fast})
+	f.wants("http://a:1", "http://b:1", "http://c:1", "http://o:1")
+	before := f.at()
+	handle := f.place(before["b"].ID)
+	text := strings.Replace(sharing("abc", 2), "'http://b:1', node", "'http://b:1', adapters: [taken], node", 1)
+	text = strings.Replace(text, "'http://c:1', node", "'http://c:1', max_active: 7, node", 1)
+	write(t, path, text+other)
+	moved := func(version int) bool {
+		now := f.at()
+		for _, h := range []string{"a", "b", "c"} {
+			if r := now[h]; r.NodeURL != fmt.Sprintf("http://n:%d", version) || r.BucketURL != fmt.Sprintf("http://b:%d", version) || r.ID != before[h].ID {
+				return false
+			}
+		}
+		return true
+	}
+	wait.For(t, "the other URLs", func() bool { return moved(2) && f.at()["c"].MaxActive == 7 && f.Discovery.Stats().Refused == 1 })
+	if b := f.at()["b"]; len(b.Adapters) != 0 || !f.Finish(handle) {
+		t.Errorf("what was refused: %+v", b)
+	}
+	// It goes on moving, and the refused one is taken once it fits.
+	write(t, path, strings.ReplaceAll(strings.ReplaceAll(text, "n:2", "n:3"), "b:2", "b:3")+other)
+	wait.For(t, "the next URLs", func() bool { return moved(3) && f.Discovery.Stats().Refused == 1 })
+	write(t, path, strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(text, "n:2", "n:3"), "b:2", "b:3"), "taken", "mine")+other)
+	wait.For(t, "no refusal", func() bool { return f.Discovery.Stats().Refused == 0 && len(f.at()["b"].Adapters) == 1 })
+}
+
+// Two URLs of one node in one list are a mistake: its ranks stay where they are.
+func TestTwoURLsOfOneNodeMoveNobody(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ranks.yaml")
+	write(t, path, sharing("ab", 1))
+	f := discover(t, nil, Source{File: path, Interval: fast})
+	f.wants("http://a:1", "http://b:1")
+	write(t, path, sharing("a", 2)+strings.TrimPrefix(sharing("b", 3), "ranks:\n"))
+	wait.For(t, "refusals", func() bool { return f.Discovery.Stats().Refused == 2 })
+	for _, r := range f.Ranks() {
+		if r.NodeURL != "http://n:1" || r.BucketURL != "http://b:1" {
+			t.Errorf("%+v", r.Rank)
+		}
+	}
+}

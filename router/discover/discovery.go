@@ -250,7 +250,7 @@ func (d *Discovery) take(r report) {
 	case text != "" && (s.err == "" || text != s.err && time.Since(s.logged) >= logPause):
 		s.logged = time.Now()
 		d.opts.Logger.Warn("ranks cannot be looked for; those that were found stay", "source", name, "error", r.err, "ranks", len(s.wanted),
-			"remedy", "see docs/router.md, Discovery; it is tried again and again")
+			"remedy", "see docs/router-ranks.md, Discovery; it is tried again and again")
 	case text == "" && s.err != "":
 		d.opts.Logger.Info("ranks can be looked for again", "source", name)
 	}
@@ -275,9 +275,7 @@ func (d *Discovery) take(r report) {
 	}
 	var own machine
 	for _, rank := range r.ranks {
-		if rank.Node == "" && d.opts.Node != "" && own.has(rank.Endpoint) {
-			rank.Node, rank.NodeURL = d.opts.Node, d.opts.NodeURL
-		}
+		d.opts.localize(&rank, &own)
 		rank.NodeURL, rank.BucketURL = cmp.Or(rank.NodeURL, nodes[rank.Node]), cmp.Or(rank.BucketURL, buckets[rank.Bucket])
 		s.wanted[strconv.Itoa(r.source)+" "+keyOf(&rank)] = rank
 	}

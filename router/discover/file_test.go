@@ -174,7 +174,7 @@ func TestRanksChangeAsTheirDescriptionDoes(t *testing.T) {
 // A rank that does not fit the others waits until it does, and harms none.
 func TestARankThatDoesNotFitIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ranks.yaml")
-	write(t, path, ranksAt("a")+"  - {model: m, endpoint: 'http://b:1', block_size: 64}\n")
+	write(t, path, strings.ReplaceAll(ranksAt("a"), "model: m", "model: m, block_size: 16")+"  - {model: m, endpoint: 'http://b:1', block_size: 64}\n")
 	f := discover(t, nil, Source{File: path, Interval: fast})
 	wait.For(t, "a refusal", func() bool { s := f.Discovery.Stats(); return s.Refused == 1 && s.Ranks == 1 })
 	write(t, path, "ranks: [{model: m, endpoint: 'http://b:1', block_size: 64}]\n")
@@ -218,7 +218,10 @@ func TestRanksWithoutANodeGetTheRouters(t *testing.T) {
 			here = append(here, n.IP.String())
 		}
 	}
-	away := []string{"a", "192.0.2.1", "[2001:db8::1]", "localhost.example", "127.0.0.1.example"}
+	if name, err := os.Hostname(); err == nil {
+		here = append(here, strings.ToUpper(name))
+	}
+	away := []string{"a.example", "192.0.2.1", "[2001:db8::1]", "localhost.example", "127.0.0.1.example"}
 	for _, h := range slices.Concat(here, away) {
 		text += "  - {model: m, endpoint: 'http://" + h + ":1'}\n"
 	}

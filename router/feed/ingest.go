@@ -58,6 +58,7 @@ type Ingest struct {
 	index     Index
 	decoder   *event.Decoder
 	root      blockkey.Link // of prompts without salt and LoRA
+	said      int           // the block size that the engine's events have, 0 until one says; an engine has one
 	stats     IngestStats
 	orphans   uint64 // unknown parents that the index should know
 	groups    groups
@@ -74,10 +75,13 @@ type Ingest struct {
 // NewIngest makes the ingest of a rank whose GPU cache is holder. The scheme of keys and the number of tokens in a block
 // are those of its model.
 func NewIngest(scheme blockkey.Scheme, blockSize int, holder Holder, index Index) *Ingest {
-	return &Ingest{
-		scheme: scheme, blockSize: blockSize, holder: holder, index: index, decoder: event.NewDecoder(),
-		root: scheme.Root(blockSize, connector.Scope{}), pages: newPages(maxPages),
-	}
+	g := &Ingest{scheme: scheme, holder: holder, index: index, decoder: event.NewDecoder(), pages: newPages(maxPages)}
+	g.setBlockSize(blockSize)
+	return g
+}
+
+func (g *Ingest) setBlockSize(tokens int) {
+	g.blockSize, g.root = tokens, g.scheme.Root(tokens, connector.Scope{})
 }
 
 // Stats are what was counted so far.
@@ -90,7 +94,7 @@ func (g *Ingest) Stats() IngestStats {
 // Clear forgets what the rank holds.
 func (g *Ingest) Clear() {
 	g.Cleared()
-	g.groups = groups{}
+	g.groups, g.said = groups{}, 0
 }
 
 // Batch applies the events of one message. It fails with [event.ErrMalformed] if some of them are lost,
@@ -130,9 +134,7 @@ func (g *Ingest) Stored(e *event.Stored) {
 	case len(e.Tokens) == 0:
 		g.stats.HashOnly++
 		return
-	case e.BlockSize != 0 && e.BlockSize != g.blockSize:
-		g.stats.MismatchedBlockSize++
-		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.blockSize))
+	case !g.sized(e.BlockSize):
 		return
 	case len(e.Tokens) != 4*g.blockSize*len(e.Hashes):
 		g.note(fmt.Errorf("%w: %d tokens for %d blocks of %d", event.ErrMalformed,
@@ -159,6 +161,22 @@ func (g *Ingest) Stored(e *event.Stored) {
 	if g.scheme == blockkey.SGLang {
 		g.notePages(at, e)
 	}
+}
+
+// sized reports whether blocks are of the router's size; 0 is that of an event that does not say.
+func (g *Ingest) sized(tokens int) bool {
+	if tokens == 0 {
+		return true
+	}
+	if g.said == 0 {
+		g.said = tokens
+	}
+	if tokens == g.blockSize {
+		return true
+	}
+	g.stats.MismatchedBlockSize++
+	g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, tokens, g.blockSize))
+	return false
 }
 
 // parent is the place that the blocks of an event follow, and the index's name of the block there.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
+	"github.com/kvconn/kvconn/router/blocksize"
 )
 
 // libzmqEngine is an engine's publisher in libzmq.
@@ -45,7 +46,7 @@ func (e *libzmqEngine) batch(how string, seq int, events ...[]byte) {
 
 func testRankOptions(e *libzmqEngine, replay bool) RankOptions {
 	o := RankOptions{
-		Endpoint: e.endpoint, Topic: "kv", Holder: 1, BlockSize: testBlockSize,
+		Endpoint: e.endpoint, Topic: "kv", Holder: 1, BlockSize: blocksize.Of(testBlockSize),
 		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if replay {
@@ -230,7 +231,7 @@ func TestAnotherBlockSizeIsRefusedAloud(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
 	o := testRankOptions(e, true)
-	o.BlockSize = 2 * testBlockSize
+	o.BlockSize = blocksize.Of(2 * testBlockSize)
 	f := follow(t, o, x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))

@@ -35,6 +35,7 @@ type Rank struct {
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
 	orphans uint64
+	said    int // the block size that the router was told last
 	stats   RankStats
 }
 
@@ -49,7 +50,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 		return nil, err
 	}
 	f := &Rank{
-		opts: o, ingest: NewIngest(o.Scheme, o.BlockSize, o.Holder, index), replayEndpoint: replay,
+		opts: o, ingest: NewIngest(o.Scheme, o.BlockSize.Tokens(), o.Holder, index), replayEndpoint: replay,
 		log:    o.Logger.With("dp_rank", o.Number, "endpoint", events),
 		repair: repair{pause: backoff{least: o.RecoverInterval, most: maxRebuildInterval}},
 		stats:  RankStats{Rank: o.Number, Endpoint: events, State: StateConnecting, LastSeq: -1, EngineRank: -1},
@@ -62,6 +63,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 // Run follows the rank until ctx ends; it keeps trying to reach it. It fails only if an endpoint cannot be
 // bound. What the rank holds stays in the index: its owner removes the holder.
 func (f *Rank) Run(ctx context.Context) error {
+	defer f.opts.BlockSize.Forget(f)
 	if f.opts.Bind {
 		l, err := zmtp.Listen(ctx, f.reader.endpoint)
 		if err != nil {
@@ -166,7 +168,12 @@ func (f *Rank) apply(seq uint64, payload []byte) error {
 	if f.refused != nil {
 		return nil
 	}
+	before := f.ingest.stats
 	b, err := f.ingest.Batch(payload)
+	if f.learn() { // so far, none of the engine's blocks had the size that was expected
+		f.ingest.stats = before
+		b, err = f.ingest.Batch(payload)
+	}
 	if b.HasRank {
 		f.stats.EngineRank = b.Rank
 	}
@@ -176,6 +183,38 @@ func (f *Rank) apply(seq uint64, payload []byte) error {
 		f.log.Error("the engine's KV events are refused: no prefix would ever match", "error", err)
 	}
 	return err
+}
+
+// learn tells the router the block size that the engine says, and reports whether that is now what to expect, which it was
+// not before.
+func (f *Rank) learn() bool {
+	said := f.ingest.said
+	if said == 0 {
+		return false
+	}
+	if said != f.said {
+		f.said = said
+		f.opts.BlockSize.EngineSays(f, f.opts.ID, said)
+	}
+	if said == f.ingest.blockSize || said != f.opts.BlockSize.Tokens() {
+		return false
+	}
+	f.log.Info("the engine's block size is learnt", "block_size", said)
+	f.ingest.setBlockSize(said)
+	return true
+}
+
+// resize begins again with blocks of another size, if the router expects that now.
+func (f *Rank) resize(ctx context.Context) {
+	tokens := f.opts.BlockSize.Tokens()
+	if tokens == f.ingest.blockSize {
+		return
+	}
+	f.ingest.setBlockSize(tokens)
+	const why = "the model's blocks have another size"
+	if !f.reader.connected.Load() || !f.recover(ctx, why) {
+		f.resync(why)
+	}
 }
 
 // resync forgets what the rank holds, because it could be wrong, and goes on with what comes.
@@ -192,6 +231,7 @@ func (f *Rank) resync(why string) {
 
 // settle does what is left to do between two items.
 func (f *Rank) settle(ctx context.Context) {
+	f.resize(ctx)
 	if n := f.ingest.orphans - f.orphans; f.repair.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
 		f.repair.why = fmt.Errorf("%d events with unknown parents", n)
 	}

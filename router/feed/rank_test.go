@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
@@ -63,7 +64,7 @@ func (e *ownEngine) publish(events ...[]byte) (seq int64) {
 
 func (e *ownEngine) options() RankOptions {
 	o := RankOptions{
-		Endpoint: endpointOf(e.pub.Addr()), Holder: 1, BlockSize: testBlockSize,
+		Endpoint: endpointOf(e.pub.Addr()), Holder: 1, BlockSize: blocksize.Of(testBlockSize),
 		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if e.replay != nil {
@@ -182,7 +183,7 @@ func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
 	endpoint := closedEndpoint(t)
 	x := newMemIndex()
 	follow(t, RankOptions{
-		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
+		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: blocksize.Of(testBlockSize), Logger: slog.New(slog.DiscardHandler),
 	}, x)
 	var engine net.Conn
 	wait.For(t, "the endpoint", func() (ok bool) {
@@ -245,12 +246,12 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 }
 
 func TestRankOptionsAreChecked(t *testing.T) {
-	good := RankOptions{Endpoint: "tcp://h:5557", Holder: 1, BlockSize: 16}
+	good := RankOptions{Endpoint: "tcp://h:5557", Holder: 1, BlockSize: blocksize.Of(16)}
 	for name, spoil := range map[string]func(*RankOptions){
 		"no endpoint":        func(o *RankOptions) { o.Endpoint = "" },
 		"no port for a rank": func(o *RankOptions) { o.Number = 65535 },
 		"no replay port":     func(o *RankOptions) { o.ReplayEndpoint = "tcp://h" },
-		"no block size":      func(o *RankOptions) { o.BlockSize = 0 },
+		"no block size":      func(o *RankOptions) { o.BlockSize = nil },
 		"a queue of nothing": func(o *RankOptions) { o.QueueBatches = -1 },
 	} {
 		o := good

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/blockkey"
+	"github.com/kvconn/kvconn/router/blocksize"
 )
 
 // RankOptions configure a [Rank].
@@ -26,9 +27,11 @@ type RankOptions struct {
 	Topic string
 	// Holder is the rank's GPU cache.
 	Holder Holder
-	// Scheme is how the keys of the rank's blocks are made, BlockSize the number of tokens in one.
+	// Scheme is how the keys of the rank's blocks are made, BlockSize knows the number of tokens in one. It is told what the
+	// engine says; ID names the rank there.
 	Scheme    blockkey.Scheme
-	BlockSize int
+	BlockSize *blocksize.Size
+	ID        int32
 	// QueueBatches and QueueBytes bound what waits between the socket and the index. Defaults 4,096 batches
 	// and 64 MiB: seconds of a busy engine.
 	QueueBatches int

@@ -30,9 +30,14 @@ type Residency struct {
 	// numbers are the namespaces as the stream's records call them; nil for those that are ignored.
 	numbers map[uint32]*view
 	loading bool // a snapshot
+	// blockSize is that of the views; sizes counts the wanted namespaces that the store has described since its snapshot by theirs.
+	blockSize int
+	sizes     map[int]int
 	// ended says that Run is over, and the holders may be another's.
 	ended bool
 	stats ResidencyStats
+	// adapters has its own lock.
+	adapters adapters
 }
 
 // NewResidency makes a feed that writes to index.
@@ -41,9 +46,10 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	tokens := o.BlockSize.Tokens()
 	return &Residency{
-		opts: o, index: index,
-		roots: newRoots(o.Scheme.StoreRoot(o.BlockSize)),
+		opts: o, index: index, blockSize: tokens,
+		roots: newRoots(o.Scheme.StoreRoot(tokens)),
 		stats: ResidencyStats{URL: o.URL, Tier: o.Tier, State: StateConnecting},
 	}, nil
 }
@@ -86,6 +92,7 @@ func (f *Residency) Stats() ResidencyStats {
 		s.Dropped += v.dropped
 		s.Refused += v.refused
 	}
+	s.Adapters = f.adapters.count()
 	return s
 }
 
@@ -101,12 +108,17 @@ func (f *Residency) Run(ctx context.Context) error {
 		f.mu.Lock()
 		f.ended = true
 		f.unlock()
+		f.opts.BlockSize.Forget(f)
 	}()
 	for logged := false; ; logged = true {
 		began := time.Now()
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if errors.Is(err, errResized) {
+			f.resized()
+			continue
 		}
 		f.mu.Lock()
 		switch {
@@ -145,6 +157,7 @@ func (f *Residency) forgetLocked() {
 		f.stats.Refused += v.refused
 	}
 	f.views = nil
+	f.adapters.clear()
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
 }
 
@@ -155,6 +168,7 @@ const idleTimeout = 35 * time.Second
 func (f *Residency) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	go f.watchSize(ctx, f.opts.BlockSize.Changed(), cancel)
 	idle := time.AfterFunc(idleTimeout, func() {
 		cancel(fmt.Errorf("nothing was heard for %v", idleTimeout))
 	})
@@ -203,7 +217,7 @@ func (f *Residency) follow(ctx context.Context) error {
 func (f *Residency) position() residency.Position {
 	f.mu.Lock()
 	defer f.unlock()
-	if f.loading {
+	if f.loading || f.blockSize != f.opts.BlockSize.Tokens() {
 		return residency.Position{}
 	}
 	return residency.Position{Epoch: f.stats.Epoch, Seq: f.stats.LastSeq}

@@ -1,8 +1,10 @@
 package feed
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/blockkey"
@@ -22,6 +24,8 @@ func (f *Residency) apply(frame any, at residency.Position) (err error) {
 		err = f.records(frame)
 	case residency.SnapshotEnd:
 		f.loaded()
+	case residency.Adapter:
+		err = f.adapter(&frame)
 	}
 	if err == nil {
 		f.stats.Epoch, f.stats.LastSeq = at.Epoch, at.Seq
@@ -36,6 +40,7 @@ func (f *Residency) begin(h residency.Hello) error {
 	f.stats.Connects++
 	f.stats.Connected, f.stats.Error = true, ""
 	f.numbers = make(map[uint32]*view)
+	f.adapters.clear() // the stream tells them all again
 	if h.Resumed {
 		f.stats.Resumed++
 		f.stats.State = StateSynced
@@ -43,6 +48,8 @@ func (f *Residency) begin(h residency.Hello) error {
 	}
 	f.forgetLocked()
 	f.views, f.ignored = make(map[connector.NamespaceDigest]*view), make(map[connector.NamespaceDigest]bool)
+	f.sizes = make(map[int]int)
+	f.setBlockSize(f.opts.BlockSize.Tokens())
 	f.loading, f.stats.State = true, StateStale
 	return nil
 }
@@ -86,10 +93,15 @@ func (f *Residency) newView(n *residency.Namespace) *view {
 	if f.opts.Wanted != nil && !f.opts.Wanted(n.Digest, m) {
 		return nil
 	}
-	if m.BlockSize != f.opts.BlockSize {
+	f.noteSize(m.BlockSize)
+	if m.BlockSize != f.blockSize {
 		f.stats.MismatchedBlockSize++
-		f.opts.Logger.Warn("a store's namespace has another block size than the router and is ignored",
-			"url", f.opts.URL, "namespace", n.Digest, "model", m.Model, "block_size", m.BlockSize, "router", f.opts.BlockSize)
+		level := slog.LevelInfo // it may be left over from an engine of before
+		if f.opts.BlockSize.IsGiven() {
+			level = slog.LevelWarn
+		}
+		f.opts.Logger.Log(context.Background(), level, "a store's namespace has another block size than the router and is ignored",
+			"url", f.opts.URL, "namespace", n.Digest, "model", m.Model, "block_size", m.BlockSize, "router", f.blockSize)
 		return nil
 	}
 	h, ok := f.opts.Holder(n.Digest, m)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -101,7 +102,7 @@ func stream(t testing.TB, parts ...part) []byte {
 
 func residencyOptions() ResidencyOptions {
 	return ResidencyOptions{
-		URL: "http://store/v1/residency", Tier: residency.Disk, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
+		URL: "http://store/v1/residency", Tier: residency.Disk, BlockSize: blocksize.Of(testBlockSize), Logger: slog.New(slog.DiscardHandler),
 		Holder: func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, true },
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/blockkey"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -27,10 +28,10 @@ type ResidencyOptions struct {
 	// Wanted says whether a namespace is of the router's model, whatever its block size. Others are ignored without a word.
 	// Nil wants all.
 	Wanted func(digest connector.NamespaceDigest, m *connector.Manifest) bool
-	// Scheme is how the keys of the model's blocks are made, BlockSize the number of tokens in one. Namespaces of others
-	// are ignored.
+	// Scheme is how the keys of the model's blocks are made, BlockSize knows the number of tokens in one, and is told what the
+	// store has. Namespaces of others are ignored.
 	Scheme    blockkey.Scheme
-	BlockSize int
+	BlockSize *blocksize.Size
 	// MaxWaiting bounds the blocks of a namespace whose parent is unknown, a snapshot's included, at 32 to
 	// 100 bytes each. Default 16 Mi.
 	MaxWaiting int
@@ -72,8 +73,11 @@ func (o *ResidencyOptions) Validate() error {
 	return checkBlockSize(o.BlockSize)
 }
 
-func checkBlockSize(tokens int) error {
-	if tokens < 1 || tokens > connector.MaxBlockSize {
+func checkBlockSize(s *blocksize.Size) error {
+	if s == nil {
+		return errors.New("feed: no block size")
+	}
+	if tokens := s.Tokens(); tokens < 1 || tokens > connector.MaxBlockSize {
 		return fmt.Errorf("feed: block size %d: want 1 to %d", tokens, connector.MaxBlockSize)
 	}
 	return nil
@@ -105,6 +109,8 @@ type ResidencyStats struct {
 	Namespaces          int    `json:"namespaces"`
 	IgnoredNamespaces   uint64 `json:"ignored_namespaces"`
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
+	// Adapters are the names of LoRA adapters whose content is known.
+	Adapters int `json:"adapters"`
 	// Incomplete are blocks that lack shards, Waiting blocks whose parents are unknown, Dropped blocks beyond
 	// MaxWaiting, Refused blocks that the index refused.
 	Incomplete int    `json:"incomplete"`

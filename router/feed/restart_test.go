@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
@@ -127,7 +128,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testlog.Text
 		logger := slog.New(slog.NewTextHandler(&log, nil))
-		f := follow(t, RankOptions{Endpoint: closedEndpoint(t), Holder: 1, BlockSize: testBlockSize, Logger: logger}, newMemIndex())
+		f := follow(t, RankOptions{Endpoint: closedEndpoint(t), Holder: 1, BlockSize: blocksize.Of(testBlockSize), Logger: logger}, newMemIndex())
 		o := residencyOptions()
 		o.Logger = logger
 		r, _, store := followStore(t, o) // it refuses all connections

@@ -11,10 +11,9 @@ const maxRoots = 1 << 16
 
 // roots are the keys at which prompts begin. Their lock is held for moments only.
 type roots struct {
+	mu sync.Mutex
 	// plain is the root of prompts without a scope. It is never forgotten, however many scopes there are.
 	plain connector.Key
-
-	mu    sync.Mutex
 	known map[connector.Key]bool
 	// fresh are roots that were noted and not acted on yet.
 	fresh []connector.Key
@@ -22,6 +21,17 @@ type roots struct {
 
 func newRoots(plain connector.Key) roots {
 	return roots{plain: plain, known: map[connector.Key]bool{plain: true}}
+}
+
+// setPlain has prompts without a scope begin at k from now on.
+func (r *roots) setPlain(k connector.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.plain != k {
+		delete(r.known, r.plain)
+		r.plain = k
+		r.known[k] = true
+	}
 }
 
 // has reports whether prompts are known to begin at k.

@@ -52,6 +52,13 @@ func (t *Tracker) AddRank(rank int32) error {
 	return nil
 }
 
+// SetBlockSize sets the number of tokens in a block, which must be positive. Requests that are in flight keep their blocks.
+func (t *Tracker) SetBlockSize(tokens int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.opts.BlockSize = tokens
+}
+
 // RemoveRank forgets a rank and all its requests. It returns how many requests it had.
 func (t *Tracker) RemoveRank(rank int32) int {
 	t.mu.Lock()
@@ -75,12 +82,12 @@ func (t *Tracker) RemoveRank(rank int32) int {
 
 // Add books a request that was placed on a rank. Errors wrap [ErrUnknownRank], [ErrDuplicate], [ErrFull] or [ErrInvalid].
 func (t *Tracker) Add(req Request) error {
-	if err := req.validate(t.opts.BlockSize); err != nil {
-		return fmt.Errorf("add request %d of %d tokens: %w", req.ID, req.PromptTokens, err)
-	}
 	now := t.opts.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := req.validate(t.opts.BlockSize); err != nil {
+		return fmt.Errorf("add request %d of %d tokens: %w", req.ID, req.PromptTokens, err)
+	}
 	t.expire(now)
 	r := t.ranks[req.Rank]
 	switch {

@@ -53,7 +53,7 @@ type Rank struct {
 	// MaxActive and MaxTokens bound the requests and their tokens on the rank; 0 is unbounded.
 	MaxActive int   `json:"max_active,omitempty"`
 	MaxTokens int64 `json:"max_tokens,omitempty"`
-	// BlockSize is the engine's number of tokens in a block. Default 16.
+	// BlockSize is the engine's number of tokens in a block. 0, the default, has the router learn it.
 	BlockSize int `json:"block_size,omitempty"`
 	// HashDomain is a name for all ranks whose engines give equal blocks equal hashes; it saves memory.
 	// Default: the model. Engines whose hashes differ are noticed.
@@ -78,17 +78,15 @@ type Events struct {
 }
 
 const (
-	// maxName bounds names, maxAdapters how many adapters a rank has, maxBlockSize a block.
-	maxName      = 256
-	maxURL       = 2048
-	maxAdapters  = 1024
-	maxBlockSize = 1 << 16
+	// maxName bounds names, maxAdapters how many adapters a rank has.
+	maxName     = 256
+	maxURL      = 2048
+	maxAdapters = 1024
 )
 
 // EnsureDefaults fills in what is not set.
 func (r *Rank) EnsureDefaults() {
 	r.DPMode = cmp.Or(r.DPMode, External)
-	r.BlockSize = cmp.Or(r.BlockSize, 16)
 	r.HashDomain = cmp.Or(r.HashDomain, r.Model)
 	r.CacheModel = cmp.Or(r.CacheModel, r.Model)
 	r.Endpoint = strings.TrimRight(r.Endpoint, "/")
@@ -115,8 +113,8 @@ func (r *Rank) validate() error {
 		return fmt.Errorf("%d adapters, at most %d", len(r.Adapters), maxAdapters)
 	case slices.Contains(r.Adapters, "") || slices.Contains(r.Adapters, r.Model):
 		return errors.New("an adapter's name is empty or the model's")
-	case r.BlockSize < 1 || r.BlockSize > maxBlockSize:
-		return fmt.Errorf("block_size %d: 1 to %d", r.BlockSize, maxBlockSize)
+	case r.BlockSize < 0 || r.BlockSize > connector.MaxBlockSize:
+		return fmt.Errorf("block_size %d: 1 to %d, or 0 to have it learnt", r.BlockSize, connector.MaxBlockSize)
 	case r.Engine != "" && r.Engine != VLLM && r.Engine != SGLang && r.Engine != TensorRTLLM:
 		return fmt.Errorf("engine %.32q: %s, %s or %s", r.Engine, VLLM, SGLang, TensorRTLLM)
 	case r.MaxActive < 0 || r.MaxTokens < 0:

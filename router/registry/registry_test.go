@@ -94,7 +94,7 @@ func TestFlagSaysTheSameAsJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.ID != 2 || r.DPRank != 1 || r.Events.ReplayEndpoint != "tcp://h:5558" || len(r.Adapters) != 2 || r.MaxActive != 3 || r.Speeds.DiskBytes != 3e9 || r.BlockSize != 16 {
+	if r.ID != 2 || r.DPRank != 1 || r.Events.ReplayEndpoint != "tcp://h:5558" || len(r.Adapters) != 2 || r.MaxActive != 3 || r.Speeds.DiskBytes != 3e9 || r.BlockSize != 0 {
 		t.Errorf("%+v", r)
 	}
 	for _, bad := range []string{"", "id", "id=x,model=m,endpoint=http://h", "id=1", "=1"} {

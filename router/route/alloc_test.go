@@ -61,7 +61,7 @@ func hold(t testing.TB, r *Router, rank int32, tokens []uint32) {
 		t.Fatalf("no rank %d", rank)
 	}
 	var hasher blockkey.Hasher
-	hasher.Begin(r.ranks[rank].pool.root)
+	hasher.Begin(r.ranks[rank].pool.view.Load().root)
 	keys := hasher.Append(nil, tokens, 16)
 	ids := make([]uint64, len(keys))
 	for i, key := range keys {

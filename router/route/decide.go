@@ -160,33 +160,36 @@ type rootCache struct {
 	root      blockkey.Link
 }
 
-func (c *rootCache) of(p *pool, scope connector.Scope) blockkey.Link {
+func (c *rootCache) of(p *pool, v *view, scope connector.Scope) blockkey.Link {
 	if scope == (connector.Scope{}) {
-		return p.root
+		return v.root
 	}
-	if c.scope != scope || c.scheme != p.scheme || c.blockSize != p.blockSize {
-		c.scope, c.scheme, c.blockSize = scope, p.scheme, p.blockSize
-		c.root = p.scheme.Root(p.blockSize, scope)
+	if c.scope != scope || c.scheme != p.scheme || c.blockSize != v.blockSize {
+		c.scope, c.scheme, c.blockSize = scope, p.scheme, v.blockSize
+		c.root = p.scheme.Root(v.blockSize, scope)
 	}
 	return c.root
 }
 
 // walk finds every rank's prefix. A prompt of a scope other than the plain one is announced to the stores'
-// feeds first, unless records of all scopes begin at one root, as SGLang's do.
+// feeds first, unless records of all scopes begin at one root, as SGLang's do. What stores have under an adapter's content is
+// looked for by that.
 func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope connector.Scope, dst []policy.Match) []policy.Match {
 	if scope.LoRA == "" {
 		scope.LoRA = to.lora
 	}
 	p := to.pool
-	root := s.root.of(p, scope)
-	if root != p.root && p.scheme == blockkey.Tokens {
-		for _, from := range v.sources {
-			from.feed.NoteRoot(root.Key())
-		}
+	root := s.root.of(p, v, scope)
+	named := p.scheme == blockkey.Tokens && scope.LoRA != "" && s.stored.name(v, scope.LoRA)
+	if root != v.root && p.scheme == blockkey.Tokens && !named {
+		v.noteRoot(root)
 	}
 	s.results = slices.Grow(s.results[:0], len(v.states))[:len(v.states)]
-	r.index.WalkTokens(v.ranks, root, prompt, p.blockSize, &s.walk, s.results)
-	return appendMatches(dst, s.results, p.blockSize)
+	r.index.WalkTokens(v.ranks, root, prompt, v.blockSize, &s.walk, s.results)
+	if named {
+		r.walkStored(&s.stored, p, v, prompt, scope, s.results)
+	}
+	return appendMatches(dst, s.results, v.blockSize)
 }
 
 // decide decides jobs of one pool: several together if the policy places batches, else one.
@@ -210,7 +213,7 @@ func (r *Router) tryDecide(jobs []*job) bool {
 	v := p.view.Load()
 	for _, j := range jobs {
 		j.d.matches = r.walk(j.s, j.to, v, j.req.Prompt, j.req.Scope, j.d.matches[:0])
-		leaveLastToken(j.d.matches, j.tokens, p.blockSize)
+		leaveLastToken(j.d.matches, j.tokens, v.blockSize)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,7 +230,7 @@ func (r *Router) tryDecide(jobs []*job) bool {
 			continue
 		}
 		// Under the lock: a rank that is removed meanwhile leaves its number to another.
-		r.predict(v.states[j.d.Index], j)
+		r.predict(v, j)
 	}
 	return true
 }
@@ -304,16 +307,16 @@ func (r *Router) book(v *view, j *job) error {
 		e.assume = p.assumed(d, now)
 	}
 	r.flights.add(j.id, e)
-	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), p.blockSize) // for the rest of a batch
+	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), v.blockSize) // for the rest of a batch
 	return nil
 }
 
 // predict notes that a rank is going to have the prompt's blocks, unless its events have said so already.
-func (r *Router) predict(state *rankState, j *job) {
-	ttl := r.opts.PredictTTL
+func (r *Router) predict(v *view, j *job) {
+	state, ttl := v.states[j.d.Index], r.opts.PredictTTL
 	if state.events == nil {
 		ttl = r.opts.ApproximateTTL
-	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/j.to.pool.blockSize {
+	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/v.blockSize {
 		return
 	}
 	if keys := j.s.walk.AllKeys(); len(keys) > 0 {

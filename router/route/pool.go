@@ -8,19 +8,20 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/blockkey"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/registry"
 )
 
 // pool is the ranks of one model.
 type pool struct {
-	model     string
-	scheme    blockkey.Scheme
-	blockSize int
-	root      blockkey.Link // of the plain scope
-	tracker   *inflight.Tracker
-	view      atomic.Pointer[view]
+	model   string
+	scheme  blockkey.Scheme
+	size    *blocksize.Size
+	tracker *inflight.Tracker
+	view    atomic.Pointer[view]
 
 	// mu is held for the policy's part of a decision.
 	mu     sync.Mutex
@@ -37,27 +38,41 @@ type pool struct {
 type view struct {
 	states []*rankState
 	ranks  *prefix.Ranks
+	// blockSize is the number of tokens in a block, root where the plain scope's prompts begin.
+	blockSize int
+	root      blockkey.Link
 	// sources are the stores that the ranks load from; they have to be told of new scopes.
 	sources []*source
 }
 
-func newPool(model string, scheme blockkey.Scheme, blockSize int, o *Options) (*pool, error) {
-	lo := o.Load
-	lo.BlockSize, lo.MaxRanks = blockSize, o.MaxRanks
-	t, err := inflight.NewTracker(lo)
-	if err != nil {
-		return nil, err
+func (r *Router) newPool(spec *registry.Rank) (*pool, error) {
+	p := &pool{model: spec.Model, scheme: spec.Engine.Scheme(), policy: r.opts.Policy()}
+	p.size = blocksize.New(func() { r.resized(p) })
+	p.size.Give(spec.BlockSize)
+	lo := r.opts.Load
+	lo.BlockSize, lo.MaxRanks = p.size.Tokens(), r.opts.MaxRanks
+	var err error
+	p.tracker, err = inflight.NewTracker(lo)
+	return p, err
+}
+
+// resized has decisions made with the block size that the feeds of a pool have learnt.
+func (r *Router) resized(p *pool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pools[p.model] != p || r.closed {
+		return
 	}
-	p := &pool{
-		model: model, scheme: scheme, blockSize: blockSize, root: scheme.Root(blockSize, connector.Scope{}), tracker: t, policy: o.Policy(),
+	r.opts.Logger.Info("a model's block size is learnt", "model", p.model, "block_size", p.size.Tokens())
+	if err := r.refresh(p); err != nil { // as many ranks as before never fail
+		r.opts.Logger.Error("ranks cannot be made ready for walks", "error", err)
 	}
-	p.state.BlockSize = blockSize
-	return p, nil
 }
 
 // newView makes ranks ready for walks.
-func newView(states []*rankState) (*view, error) {
-	v := &view{states: states}
+func (p *pool) newView(states []*rankState) (*view, error) {
+	tokens := p.size.Tokens()
+	v := &view{states: states, blockSize: tokens, root: p.scheme.Root(tokens, connector.Scope{})}
 	ranks := make([]prefix.Rank, len(states))
 	for i, s := range states {
 		ranks[i] = prefix.Rank{GPU: s.gpu, HasGPU: true}
@@ -85,6 +100,8 @@ func (p *pool) show(v *view) {
 	nodes := v.nodes()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.state.BlockSize = v.blockSize
+	p.tracker.SetBlockSize(v.blockSize)
 	n := len(v.states)
 	p.ids, p.loads = make([]int32, n), make([]inflight.Rank, n)
 	p.state.Ranks = make([]policy.Rank, n)

@@ -100,7 +100,7 @@ func (r *Router) check(spec *registry.Rank) (*pool, error) {
 	if p := r.pools[spec.Model]; p != nil {
 		return p, nil
 	}
-	return newPool(spec.Model, spec.Engine.Scheme(), spec.BlockSize, &r.opts)
+	return r.newPool(spec)
 }
 
 // fit reports what keeps a rank from being beside another one. Ranks of a model have equal blocks, and a name stands for
@@ -109,7 +109,7 @@ func fit(a, b *registry.Rank) error {
 	switch {
 	case a.Model == b.Model && a.Engine.Scheme() != b.Engine.Scheme():
 		return fmt.Errorf("%w: engine %q, other ranks of %s are of another: all or none are SGLang's", ErrMismatch, a.Engine, a.Model)
-	case a.Model == b.Model && a.BlockSize != b.BlockSize:
+	case a.Model == b.Model && a.BlockSize != b.BlockSize && a.BlockSize*b.BlockSize != 0:
 		return fmt.Errorf("%w: block_size %d, other ranks of %s have %d", ErrMismatch, a.BlockSize, a.Model, b.BlockSize)
 	case a.Model == b.Model:
 		return nil
@@ -149,9 +149,21 @@ func (r *Router) TakesAdapter(model string) bool {
 // refresh makes the present ranks of a pool what decisions are made by. The caller holds mu.
 func (r *Router) refresh(p *pool) error {
 	states := slices.DeleteFunc(r.sorted(), func(s *rankState) bool { return s.pool != p })
-	v, err := newView(states)
+	given := 0
+	for _, s := range states { // those that give one give the same
+		given = max(given, s.spec.Load().BlockSize)
+	}
+	p.size.Give(given)
+	v, err := p.newView(states)
 	if err != nil {
 		return err
+	}
+	if old := p.view.Load(); old != nil && old.blockSize != v.blockSize {
+		for _, s := range states {
+			if s.events == nil { // what was assumed to be there has keys of the other size
+				r.index.Clear(s.gpu)
+			}
+		}
 	}
 	p.show(v)
 	if len(states) == 0 {

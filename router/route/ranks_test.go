@@ -13,7 +13,10 @@ import (
 )
 
 func TestRanksFitTogetherOrAreRefused(t *testing.T) {
-	r := newRouter(t, 2, func(o *Options) { o.MaxRanks = 4 })
+	r := newRouter(t, 0, func(o *Options) { o.MaxRanks = 4 })
+	first := rank(0)
+	first.BlockSize = 16
+	add(t, r, first, rank(1)) // one that does not say fits
 	for name, c := range map[string]struct {
 		change func(*registry.Rank)
 		want   error

@@ -117,6 +117,8 @@ type scratch struct {
 	walk    prefix.Scratch
 	results []prefix.Result
 	root    rootCache
+	// stored is for what stores have of a prompt with an adapter.
+	stored storedScratch
 }
 
 // Index is the prefix index, for feeds other than the router's own and for measurements.

@@ -32,13 +32,12 @@ type sourceKey struct {
 // source is a store that ranks load from.
 type source struct {
 	sourceKey
-	url       string
-	scheme    blockkey.Scheme
-	blockSize int
-	feed      *feed.Residency
-	users     int // ranks; under the router's mu
-	stop      context.CancelFunc
-	done      sync.WaitGroup
+	url    string
+	scheme blockkey.Scheme
+	feed   *feed.Residency
+	users  int // ranks; under the router's mu
+	stop   context.CancelFunc
+	done   sync.WaitGroup
 	// speed and latency are measured, bytes a second and seconds; bytesPerToken is of the newest namespace.
 	speed, latency, bytesPerToken atomicFloat
 
@@ -48,7 +47,7 @@ type source struct {
 
 // accepts says whether ranks of the source can load the blocks of a namespace.
 func (s *source) accepts(digest connector.NamespaceDigest, m *connector.Manifest) bool {
-	if m == nil || m.BlockSize != s.blockSize || s.scheme.Check(m) != nil {
+	if m == nil || s.scheme.Check(m) != nil {
 		return false
 	}
 	return s.wants(digest, m)
@@ -172,10 +171,10 @@ func (s *source) ask(ctx context.Context, c *http.Client) (bytesPerS, latencyS f
 
 // follow starts the feeds of a rank. The caller holds mu.
 func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
-	if s.disk, err = r.share(prefix.Disk, spec.Node, spec.NodeURL, spec); err != nil {
+	if s.disk, err = r.share(prefix.Disk, spec.Node, spec.NodeURL, spec, s.pool); err != nil {
 		return fmt.Errorf("node %s: %w", spec.Node, err)
 	}
-	if s.object, err = r.share(prefix.Object, spec.Bucket, spec.BucketURL, spec); err != nil {
+	if s.object, err = r.share(prefix.Object, spec.Bucket, spec.BucketURL, spec, s.pool); err != nil {
 		return fmt.Errorf("bucket %s: %w", spec.Bucket, err)
 	}
 	if spec.Events == nil {
@@ -183,7 +182,7 @@ func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
 	}
 	e, err := feed.NewRank(feed.RankOptions{
 		Endpoint: spec.Events.Endpoint, ReplayEndpoint: spec.Events.ReplayEndpoint, Bind: spec.Events.Bind, Topic: spec.Events.Topic,
-		Number: spec.DPRank, Holder: s.gpu, Scheme: spec.Engine.Scheme(), BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
+		Number: spec.DPRank, Holder: s.gpu, Scheme: spec.Engine.Scheme(), BlockSize: s.pool.size, ID: s.id, Logger: r.opts.Logger.With("rank", s.id),
 	}, r.index)
 	if err != nil {
 		return err
@@ -211,8 +210,8 @@ func keyOf(tier prefix.Tier, id string, spec *registry.Rank) sourceKey {
 	return sourceKey{tier: tier, id: id, model: spec.Model, cacheModel: spec.CacheModel, namespace: spec.Namespace}
 }
 
-// share returns the source of a node or bucket, for one more rank. Nil is none. The caller holds mu.
-func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*source, error) {
+// share returns the source of a node or bucket, for one more rank of a pool. Nil is none. The caller holds mu.
+func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank, p *pool) (*source, error) {
 	if id == "" {
 		return nil, nil
 	}
@@ -233,13 +232,13 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 		return from, nil
 	}
 	from := &source{
-		sourceKey: key, url: url, scheme: spec.Engine.Scheme(), blockSize: spec.BlockSize, users: 1,
+		sourceKey: key, url: url, scheme: p.scheme, users: 1,
 		holders: map[connector.NamespaceDigest]prefix.Holder{},
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	from.stop = cancel
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url + "/v1/residency", Tier: tier.String(), Scheme: from.scheme, BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		URL: url + "/v1/residency", Tier: tier.String(), Scheme: from.scheme, BlockSize: p.size, Logger: r.opts.Logger,
 		Client: httpserve.Client(r.opts.NodeToken), Wanted: from.wants,
 		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
 			return r.holderOf(from, digest, m)

@@ -178,7 +178,7 @@ func TestAnotherModelsBlockSizeIsNoMismatch(t *testing.T) {
 	t.Cleanup(node.Close)
 	r := newRouter(t, 0, nil)
 	a := rank(0)
-	a.Node, a.NodeURL = "n", node.URL
+	a.Node, a.NodeURL, a.BlockSize = "n", node.URL, 16
 	if err := r.Add(a); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
@@ -51,6 +52,9 @@ type Stats struct {
 	DiskTokens   uint64 `json:"disk_tokens" metric:"cached_tokens_total" label:"tier=disk"`
 	ObjectTokens uint64 `json:"object_tokens" metric:"cached_tokens_total" label:"tier=object"`
 
+	// BlockSizes are what is known of each model's blocks.
+	BlockSizes []blocksize.Status `json:"block_sizes"`
+
 	Index   prefix.Stats          `json:"-"`
 	Engines []feed.RankStats      `json:"-"`
 	Stores  []feed.ResidencyStats `json:"-"`
@@ -62,6 +66,7 @@ func (r *Router) Stats() Stats {
 	s := Stats{
 		Reasons: make(map[policy.Reason]uint64, len(c.reasons)), PinsMissed: c.pinMissed.Load(), PromptTokens: c.prompt.Load(),
 		GPUTokens: c.gpu.Load(), DiskTokens: c.disk.Load(), ObjectTokens: c.object.Load(), Index: r.index.Stats(),
+		BlockSizes: []blocksize.Status{},
 	}
 	for reason, n := range c.reasons {
 		s.Reasons[reason] = n.Load()
@@ -71,6 +76,7 @@ func (r *Router) Stats() Stats {
 	r.mu.Unlock()
 	for _, p := range pools {
 		s.InFlight += p.tracker.Requests()
+		s.BlockSizes = append(s.BlockSizes, p.size.Status(p.model))
 	}
 	for _, rank := range states {
 		s.Ranks++
@@ -92,7 +98,8 @@ func (r *Router) all() (states []*rankState, sources []*source, pools []*pool) {
 	sources = slices.SortedFunc(maps.Values(r.sources), func(a, b *source) int {
 		return cmp.Or(strings.Compare(a.url, b.url), strings.Compare(a.model, b.model))
 	})
-	return r.sorted(), sources, slices.Collect(maps.Values(r.pools))
+	pools = slices.SortedFunc(maps.Values(r.pools), func(a, b *pool) int { return strings.Compare(a.model, b.model) })
+	return r.sorted(), sources, pools
 }
 
 // sorted lists the ranks by id: in the same order in all routers. The caller holds mu.
@@ -110,6 +117,8 @@ type RankInfo struct {
 	Load inflight.Rank `json:"load"`
 	// Speed is what decisions are made with; 0 is unknown.
 	Speed policy.Speeds `json:"speed"`
+	// BlockTokens is the number of tokens in a block that decisions are made with: the rank's block_size, if that is given.
+	BlockTokens int `json:"block_tokens"`
 	// GPUBlocks are the blocks known to be in its GPU.
 	GPUBlocks int64 `json:"gpu_blocks"`
 	// EventFeed is the state of its events' feed, DiskFeed and ObjectFeed of its stores'; nil if there is
@@ -143,7 +152,7 @@ func (r *Router) Ranks() []RankInfo {
 }
 
 func (r *Router) info(s *rankState) RankInfo {
-	i := RankInfo{Rank: *s.spec.Load(), Ready: s.selectable(), Why: *s.why.Load(), Speed: s.speeds()}
+	i := RankInfo{Rank: *s.spec.Load(), Ready: s.selectable(), Why: *s.why.Load(), Speed: s.speeds(), BlockTokens: s.pool.size.Tokens()}
 	if i.Draining && i.Why == "" {
 		i.Why = "draining"
 	}

@@ -187,11 +187,11 @@ func (r *Router) moveStores(changes []change) (ended []*source, err error) {
 		c := &changes[i]
 		s := to[c.state]
 		if c.disk && err == nil {
-			s.disk, err = r.share(prefix.Disk, c.next.Node, c.next.NodeURL, &c.next)
+			s.disk, err = r.share(prefix.Disk, c.next.Node, c.next.NodeURL, &c.next, s.pool)
 			taken = append(taken, s.disk)
 		}
 		if c.object && err == nil {
-			s.object, err = r.share(prefix.Object, c.next.Bucket, c.next.BucketURL, &c.next)
+			s.object, err = r.share(prefix.Object, c.next.Bucket, c.next.BucketURL, &c.next, s.pool)
 			taken = append(taken, s.object)
 		}
 	}

@@ -13,7 +13,7 @@ func pair(t *testing.T) (r *Router, specs []registry.Rank, handle uint64) {
 	r = newRouter(t, 0, nil)
 	a, b := rank(0), rank(1)
 	for _, s := range []*registry.Rank{&a, &b} {
-		s.Node, s.NodeURL = "n", "http://127.0.0.1:1"
+		s.Node, s.NodeURL, s.BlockSize = "n", "http://127.0.0.1:1", 16
 	}
 	add(t, r, a, b)
 	req := free(prompt(1, 640))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
@@ -68,13 +69,17 @@ func fill(t *testing.T, dir string, m *connector.Manifest, blocks func(save func
 
 // startDaemon runs a node's kvconnd and returns its URL.
 func startDaemon(t *testing.T, dir string) string {
+	return startDaemonAt(t, dir, filepath.Join(t.TempDir(), "s"))
+}
+
+func startDaemonAt(t *testing.T, dir, socket string) string {
 	t.Helper()
 	ready := make(chan daemon.Info, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- daemon.Run(ctx, daemon.Options{
-			Dir: dir, Socket: filepath.Join(t.TempDir(), "s"), HTTP: "127.0.0.1:0", MaxBytes: 64 << 20, HostBytes: 64 << 20, Logger: quiet(),
+			Dir: dir, Socket: socket, HTTP: "127.0.0.1:0", MaxBytes: 64 << 20, HostBytes: 64 << 20, Logger: quiet(),
 			Ready: func(i daemon.Info) { ready <- i },
 		})
 	}()
@@ -186,6 +191,51 @@ func TestAnAdaptersBlocksOnDiskAreFoundByItsContent(t *testing.T) {
 		if got := r.prefixOf(0, body); got.Usable != 0 {
 			t.Errorf("%v: %+v", body, got)
 		}
+	}
+}
+
+// A node's engine tells what it computes with under an adapter's name: from then on, requests that name it find its blocks on disk.
+// A second engine of the node with other content under the name leaves it open what a rank would load.
+func TestAnAdaptersBlocksOnDiskAreFoundByItsName(t *testing.T) {
+	const content = "lora-1:0a"
+	tokens := prompt(1, 160)
+	dir, socket := filepath.Join(t.TempDir(), "store"), filepath.Join(t.TempDir(), "s")
+	fillStore(t, dir, "m", map[connector.Scope][]uint32{{LoRA: content}: tokens, {Salt: "tenant", LoRA: content}: tokens[:80]})
+	ranks := ranksOf("http://h", 2)
+	ranks[0].Node, ranks[0].NodeURL, ranks[0].Adapters, ranks[1].Adapters = "n", startDaemonAt(t, dir, socket), []string{"tuned"}, []string{"tuned"}
+	r := start(t, unchecked(ranks...))
+	engine := func(name, lora string) *client.Scheduler {
+		s, err := client.NewScheduler(client.Options{Socket: socket, Engine: name, Name: "test", Manifest: *manifestOf("m"), CallTimeout: 20 * time.Second, Logger: quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		if err := s.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.Step(t.Context(), &connector.StepRequest{Adapters: []connector.Adapter{{Name: "tuned", LoRA: lora}}})
+		return s
+	}
+	disks := func(body m) [2]int32 {
+		body["token_ids"] = tokens
+		return [2]int32{r.prefixOf(0, body).Disk, r.prefixOf(1, body).Disk}
+	}
+	first := engine("a", content)
+	wait.For(t, "the adapter's blocks", func() bool { return disks(m{"model": "tuned"}) == [2]int32{160, 0} })
+	wait.For(t, "the tenant's blocks", func() bool { return disks(m{"model": "tuned", "cache_salt": "tenant"}) == [2]int32{80, 0} })
+	if got := disks(m{"model": "m"}); got != [2]int32{} {
+		t.Errorf("without the adapter: %v", got)
+	}
+	engine("b", content)
+	second := engine("c", "lora-1:0b")
+	wait.For(t, "doubt", func() bool { return disks(m{"model": "tuned"}) == [2]int32{} })
+	second.Close()
+	wait.For(t, "its end", func() bool { return disks(m{"model": "tuned"}) == [2]int32{160, 0} })
+	first.Step(t.Context(), &connector.StepRequest{Adapters: []connector.Adapter{{Name: "tuned"}}})
+	wait.For(t, "an engine that does not use it any more", func() bool { return disks(m{"model": "tuned"}) == [2]int32{} })
+	var info route.RankInfo
+	if r.do("GET", "/v1/ranks/0", nil, &info); info.DiskFeed == nil || info.DiskFeed.Adapters != 0 {
+		t.Errorf("%+v", info)
 	}
 }
 

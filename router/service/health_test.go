@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/route"
@@ -62,15 +63,33 @@ func TestAnEngineThatWasNeverReachedIsLogged(t *testing.T) {
 	}
 }
 
-// A store whose blocks have another size is no use, and that is said where people look.
-func TestAStoreOfAnotherBlockSizeIsAHealthReason(t *testing.T) {
-	st := route.Stats{Ranks: 1, Ready: 1, Stores: []feed.ResidencyStats{{Namespaces: 1, MismatchedBlockSize: 1}}}
-	if h := health(&st, new(discover.Stats)); !h.OK {
-		t.Errorf("one of its namespaces counts: %+v", h)
-	}
-	st.Stores[0].Namespaces = 0
-	if h := health(&st, new(discover.Stats)); h.OK || h.Reasons[0].Code != "store_refused" {
-		t.Errorf("none counts: %+v", h)
+// What is known of blocks is judged by its strongest source: stores keep blocks of engines of before.
+func TestHealthJudgesBlockSizes(t *testing.T) {
+	stores := []blocksize.NamespacesOf{{Tokens: 16, Namespaces: 1}, {Tokens: 128, Namespaces: 2}}
+	engines := []blocksize.RanksOf{{Tokens: 16, Ranks: []int32{0, 1}}, {Tokens: 128, Ranks: []int32{2}}}
+	refused := []feed.RankStats{{State: feed.StateRefused, Error: "why"}}
+	for name, c := range map[string]struct {
+		size    blocksize.Status
+		engines []feed.RankStats
+		want    string
+		detail  string
+	}{
+		"assumed":                         {size: blocksize.Status{Tokens: 16, From: blocksize.Assumed}},
+		"given, and stores have it too":   {size: blocksize.Status{Tokens: 16, From: blocksize.Given, Stores: stores}},
+		"given, and engines say it":       {size: blocksize.Status{Tokens: 16, From: blocksize.Given, Engines: engines[:1], Stores: stores[1:]}},
+		"given, and one engine differs":   {blocksize.Status{Tokens: 16, From: blocksize.Given, Engines: engines}, refused, "feed_refused", "16 is given, rank 2 has blocks of 128"},
+		"given, and no store has it":      {blocksize.Status{Tokens: 16, From: blocksize.Given, Stores: stores[1:]}, nil, "store_refused", "16 is given, stores have blocks of 128"},
+		"engines agree, stores do not":    {size: blocksize.Status{Tokens: 16, From: blocksize.Engines, Engines: engines[:1], Stores: stores[1:]}},
+		"engines differ":                  {blocksize.Status{Tokens: 16, From: blocksize.Engines, Engines: engines}, refused, "block_sizes_differ", "ranks 0, 1 have blocks of 16 tokens, rank 2 has blocks of 128"},
+		"stores differ, and no engine":    {blocksize.Status{Tokens: 128, From: blocksize.Stores, Stores: stores}, nil, "block_sizes_differ", "no engine's events say"},
+		"an engine's events are refused":  {blocksize.Status{Tokens: 16, From: blocksize.Assumed}, refused, "feed_refused", "why"},
+		"stores have one, nobody says it": {size: blocksize.Status{Tokens: 128, From: blocksize.Stores, Stores: stores[1:]}},
+	} {
+		st := route.Stats{Ranks: 1, Ready: 1, Engines: c.engines, BlockSizes: []blocksize.Status{c.size}}
+		h := health(&st, new(discover.Stats))
+		if h.OK != (c.want == "") || len(h.Reasons) > 1 || !h.OK && (h.Reasons[0].Code != c.want || !strings.Contains(h.Reasons[0].Detail, c.detail)) {
+			t.Errorf("%s: %+v", name, h)
+		}
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
-	"github.com/kvconn/kvconn/router/registry"
 )
 
 func TestTheTokenIsNeeded(t *testing.T) {
@@ -158,24 +157,6 @@ func TestAStoppingRouterEndsAfterItsDelay(t *testing.T) {
 	if resp, err := http.Get(r.url + "/readyz"); err == nil {
 		_ = resp.Body.Close()
 		t.Error("a router that has ended takes connections")
-	}
-}
-
-func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
-	endpoint, pubs := enginetest.Publish(t, 1, 8)
-	ranks := ranksOf("http://h", 1)
-	ranks[0].Events = &registry.Events{Endpoint: endpoint}
-	r := start(t, unchecked(ranks...))
-	wait.For(t, "a subscription", func() bool { return pubs[0].Subscribers() == 1 })
-	wait.For(t, "a bad verdict", func() bool {
-		pubs[0].Store(prompt(1, 64))
-		var h Health
-		r.do("GET", "/healthz", nil, &h)
-		return !h.OK && h.Reasons[0].Code == "feed_refused"
-	})
-	// It gets requests all the same, and what is routed there counts for a while.
-	if a := r.route(m{"token_ids": prompt(2, 64)}); a.Rank != 0 {
-		t.Errorf("%+v", a)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/inflight"
@@ -72,6 +73,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 		"RankList": reflect.TypeFor[RankList](), "Removal": reflect.TypeFor[Removal](), "PrefixAnswer": reflect.TypeFor[PrefixAnswer](),
 		"RankPrefix": reflect.TypeFor[route.Prefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
 		"Health": reflect.TypeFor[Health](), "HealthReason": reflect.TypeFor[HealthReason](), "Readiness": reflect.TypeFor[Readiness](),
+		"BlockSize": reflect.TypeFor[blocksize.Status](), "RanksOfSize": reflect.TypeFor[blocksize.RanksOf](), "NamespacesOfSize": reflect.TypeFor[blocksize.NamespacesOf](),
 		"Status": reflect.TypeFor[Status](), "DiscoveryStatus": reflect.TypeFor[discover.Stats](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[proxy.Stats](),
 		"History": reflect.TypeFor[history.Answer](), "RecentDecision": reflect.TypeFor[RecentDecision](), "RecentDecisions": reflect.TypeFor[RecentDecisions](),
 	}
@@ -135,5 +137,5 @@ func TestOpenAPIReferencesExistAndCodesAreNamed(t *testing.T) {
 }
 
 func healthCodes() []string {
-	return []string{"no_ranks", "no_rank_ready", "feed_refused", "store_refused", "discovery_failing"}
+	return []string{"no_ranks", "no_rank_ready", "feed_refused", "store_refused", "block_sizes_differ", "discovery_failing"}
 }

@@ -25,7 +25,8 @@ type Options struct {
 	// Policy decides, Route is the rest of the decisions' options.
 	Policy byname.Options
 	Route  route.Options
-	// Ranks are those known from the beginning, Discovery finds others.
+	// Ranks are those known from the beginning, Discovery finds others. Those without a node that are on this machine get
+	// Discovery's.
 	Ranks     []registry.Rank
 	Discovery discover.Options
 	// HealthPath is requested from every endpoint each HealthInterval, within HealthTimeout. One that fails

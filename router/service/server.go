@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,7 +50,12 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer s.router.Close()
-	if err := s.router.Add(o.Ranks...); err != nil {
+	ranks := slices.Clone(o.Ranks)
+	if without := o.Discovery.Localize(ranks); o.Discovery.Node != "" && len(without) > 0 {
+		o.Logger.Warn("ranks on other machines have no node: nothing on disk counts for them", "ranks", without,
+			"remedy", "give them the node and node_url of the kvconnd on their machine")
+	}
+	if err := s.router.Add(ranks...); err != nil {
 		return err
 	}
 	l := o.Listener

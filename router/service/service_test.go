@@ -96,8 +96,10 @@ func TestReportsAreOfRequestsThatAreThere(t *testing.T) {
 
 func TestBadInputIsAnsweredWithACode(t *testing.T) {
 	full := registry.Rank{ID: 3, Model: "full", Endpoint: "http://h:1", MaxTokens: 10}
+	ranks := append(ranksOf("http://127.0.0.1:1", 2), full)
+	ranks[0].BlockSize = 16
 	r := start(t, func(o *Options) {
-		unchecked(append(ranksOf("http://127.0.0.1:1", 2), full)...)(o)
+		unchecked(ranks...)(o)
 		o.MaxBodyBytes = 1 << 16
 		o.Route = route.Options{MaxPromptTokens: 1000}
 	})
@@ -157,7 +159,7 @@ func TestRanksComeAndGo(t *testing.T) {
 	}
 	e := enginetest.New(t, "m")
 	var a route.RankInfo
-	if status, text := r.do("POST", "/v1/ranks", m{"id": 7, "model": "m", "endpoint": e.URL}, &a); status != 201 || a.BlockSize != 16 {
+	if status, text := r.do("POST", "/v1/ranks", m{"id": 7, "model": "m", "endpoint": e.URL}, &a); status != 201 || a.BlockTokens != 16 || a.BlockSize != 0 {
 		t.Fatal(text)
 	}
 	r.ready(1)

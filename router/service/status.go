@@ -30,7 +30,7 @@ type Health struct {
 
 // HealthReason is one thing that is wrong.
 type HealthReason struct {
-	// Code is no_ranks, no_rank_ready, feed_refused, store_refused or discovery_failing.
+	// Code is no_ranks, no_rank_ready, feed_refused, store_refused, block_sizes_differ or discovery_failing.
 	Code string `json:"code"`
 	// Detail says what was seen, Remedy what a person can do.
 	Detail string `json:"detail"`
@@ -46,22 +46,7 @@ func health(st *route.Stats, found *discover.Stats) Health {
 	case st.Ready == 0:
 		h.Reasons = append(h.Reasons, HealthReason{"no_rank_ready", "no rank is ready", "GET /v1/ranks says why not, for each"})
 	}
-	for i := range st.Engines {
-		if st.Engines[i].State == feed.StateRefused {
-			h.Reasons = append(h.Reasons, HealthReason{
-				"feed_refused", "an engine's events cannot be used: " + st.Engines[i].Error, "the rank's block_size must be the engine's",
-			})
-			break
-		}
-	}
-	for i := range st.Stores {
-		if s := &st.Stores[i]; s.MismatchedBlockSize > 0 && s.Namespaces == 0 {
-			h.Reasons = append(h.Reasons, HealthReason{
-				"store_refused", "nothing that a store holds counts: its blocks have another size than the router's", "set block_size of the ranks to the engine's; the log names both",
-			})
-			break
-		}
-	}
+	h.Reasons = append(h.Reasons, blockSizeReasons(st)...)
 	if found.Down > 0 { // without the errors: anybody may ask for /healthz
 		h.Reasons = append(h.Reasons, HealthReason{
 			"discovery_failing", fmt.Sprintf("%d of %d sources of ranks cannot be read", found.Down, found.Sources),

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/purge"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/disk/steer"
 	"github.com/kvconn/kvconn/store/eventlog"
 
 	mathrand "math/rand/v2"
@@ -21,6 +22,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/disk/queue"
 	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
@@ -50,7 +52,10 @@ type Store struct {
 	commits    *queue.Queue[commit]
 	events     *eventlog.Log
 
+	// Steering is what an administrator may have done.
+	*steer.Steering
 	purges        *purge.Purges
+	pins          *pins.Pins
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
 	count         counters
@@ -133,11 +138,20 @@ func (s *Store) open(ctx context.Context) error {
 	s.reclaim = segment.NewReclaimer(segment.ReclaimerOptions{
 		Space: s.space, Barrier: s.barrier, Commit: s.evict, SlotWait: o.SlotWait, Logger: o.Logger,
 	})
+	s.pins = pins.New(pins.Options{
+		Table: s.table, FS: o.fs, Dir: o.Dir, Number: s.namespaces.Number, Seq: s.seq.Load, MaxBytes: int64(float64(st.Limits.MaxBytes) * o.PinMaxPercent / 100),
+		Claim: s.reclaim.ClaimManifest, Measured: func() { s.reclaim.Measure(true) }, Clock: o.clock, Logger: o.Logger,
+	})
 	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
+	s.Steering = steer.New(steer.Options{
+		Table: s.table, Namespaces: s.namespaces, Purges: s.purges, Pins: s.pins, Seq: s.seq.Load,
+		Complete: func(namespace uint16) bool { return s.rebuild.FindsAll() && !s.state.Hides(namespace) },
+	})
 	run := s.start()
 	if o.checkOnly {
 		return nil
 	}
+	s.pins.Load(ctx)                // before anything is evicted
 	if len(s.space.Unread()) == 0 { // else the shrinker does it when what the store holds is known
 		before := s.table.Len()
 		if err := s.reclaim.ShrinkFirst(ctx); err != nil {
@@ -148,6 +162,7 @@ func (s *Store) open(ctx context.Context) error {
 				"remedy", "raise max_bytes or free space if that was not meant")
 		}
 	}
+	s.background.Go(func() { s.pins.Run(run, s.rebuild.FindsAll) })
 	s.background.Go(func() { s.rebuild.Await(run) })
 	s.background.Go(func() { s.reclaim.Shrinker(run) })
 	return nil

@@ -84,6 +84,9 @@ type Options struct {
 	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
 	// that is [ErrSegmentsMissing].
 	ForgetSegments bool
+	// PinMaxPercent is which part of the cap may be pinned, 90 at most; negative for nothing. Default 50: saves need room, and what is used most
+	// stays without a pin.
+	PinMaxPercent float64
 	// Progress, if set, is called once the directory is held and from then on about once a
 	// second until the store is open, with what is being done and how much of it. total is 0
 	// where it is not known.
@@ -132,6 +135,8 @@ const (
 	defaultBarrierInterval    = 500 * time.Millisecond
 	defaultJournalCacheBytes  = 8 << 20
 	defaultEventBytes         = 256 << 20
+	defaultPinMaxPercent      = 50
+	maxPinPercent             = 90
 )
 
 // EnsureDefaults fills in every field that is zero, except MaxBytes, whose default needs
@@ -149,6 +154,7 @@ func (o *Options) EnsureDefaults() {
 	o.BarrierInterval = cmp.Or(o.BarrierInterval, defaultBarrierInterval)
 	o.JournalCacheBytes = cmp.Or(o.JournalCacheBytes, defaultJournalCacheBytes)
 	o.EventBytes = cmp.Or(o.EventBytes, defaultEventBytes)
+	o.PinMaxPercent = cmp.Or(o.PinMaxPercent, defaultPinMaxPercent)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.fs == nil {
 		o.fs = fsio.OS{}
@@ -176,6 +182,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: MinFreePercent %v: 0 to 100", o.MinFreePercent)
 	case o.SegmentBytes < 1<<20 || o.SegmentBytes > 64<<30:
 		return fmt.Errorf("store options: SegmentBytes %d: 1 MiB to 64 GiB", o.SegmentBytes)
+	case !(o.PinMaxPercent <= maxPinPercent):
+		return fmt.Errorf("store options: PinMaxPercent %v: at most %d", o.PinMaxPercent, maxPinPercent)
 	case o.LeaseMax < 0:
 		return fmt.Errorf("store options: LeaseMax %v is negative", o.LeaseMax)
 	case o.MaxLeases < 1 || o.MaxLeases > maxLeases:

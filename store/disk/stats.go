@@ -50,6 +50,11 @@ type Stats struct {
 	// WritesRefused did not fit the cap or the byte budget, or found no slot.
 	WritesRefused uint64 `json:"writes_refused" metric:"writes_refused_total" help:"Writes refused because the write queue was full."`
 	Evicted       uint64 `json:"evicted" metric:"evicted_records_total" help:"Records evicted to stay below the cap."`
+	// Pinned records stay until a time, PinnedGivenUp had to go with the segment that they were in.
+	Pinned        int64  `json:"pinned" metric:"pinned_records" help:"Records that an administrator has pinned."`
+	PinnedBytes   int64  `json:"pinned_bytes" metric:"pinned_bytes" help:"Bytes of the payloads of pinned records."`
+	PinnedGivenUp uint64 `json:"pinned_given_up" metric:"pinned_given_up_records_total" help:"Pinned records that were evicted: a whole segment had to be given up, and each had some."`
+	PinsLost      bool   `json:"pins_lost"`
 	Purged        uint64 `json:"purged" metric:"purged_records_total" help:"Records that an administrator had removed."`
 	Barriers      uint64 `json:"barriers" metric:"barriers_total" help:"Barriers, which make what was written durable; failed ones included."`
 	BarrierErrors uint64 `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since the last good one may be lost in a crash."`
@@ -147,6 +152,8 @@ func (s *Store) Stats() Stats {
 	st.Usage, st.Hidden = s.space.Usage(), s.state.Hidden()
 	s.count.stats(&st)
 	st.Purged = s.purges.Removed()
+	kept := s.table.Kept()
+	st.Pinned, st.PinnedBytes, st.PinnedGivenUp, st.PinsLost = kept.Records, kept.Bytes, kept.GivenUp, s.pins.Lost()
 	st.Warnings = s.report.Warnings()
 	return st
 }

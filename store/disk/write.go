@@ -87,7 +87,7 @@ func (s *Store) accept(op *write) error {
 		return nil
 	}
 	if found, ok := s.table.Get(op.id, false); ok {
-		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Seq) {
+		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Ref, found.Seq) {
 			w.pending++
 			s.commits.Push(ended{op})
 			return nil

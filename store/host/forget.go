@@ -27,6 +27,50 @@ func (a *Arena) Forget(ns connector.NamespaceDigest) (forgotten, filling int) {
 	}
 }
 
+// ForgetRecords lets go of single records of a namespace, like [Arena.Forget].
+func (a *Arena) ForgetRecords(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) (forgotten, filling int) {
+	for len(keys) > 0 {
+		n := min(len(keys), presentAtOnce)
+		gone, left := a.forgetKeys(ns, shard, keys[:n])
+		forgotten, filling, keys = forgotten+gone, filling+left, keys[n:]
+	}
+	return forgotten, filling
+}
+
+func (a *Arena) forgetKeys(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) (forgotten, filling int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range keys {
+		number, known := a.namespaces[ns] // asked again: it goes with its last record
+		if !known || a.closed {
+			break
+		}
+		id := slotKey{ns: number, shard: shard, key: keys[i]}
+		at := a.find(a.index.hash(&id), &id)
+		if at == 0 {
+			continue
+		}
+		if s := a.slot(at); s.state == slotFilling {
+			filling++
+		} else {
+			a.forgetSlot(at, s)
+			forgotten++
+		}
+	}
+	return forgotten, filling
+}
+
+// forgetSlot forgets the record of a slot that is not being filled.
+func (a *Arena) forgetSlot(id slotID, s *slot) {
+	if s.pins == 0 {
+		a.evict(id)
+	} else {
+		a.forgetRecord(id)
+		s.state = slotDirty // becomes free when its last user releases it
+	}
+	a.count.Evictions-- // it made room for nothing
+}
+
 // forgetIn forgets the records of a namespace in one span. The span may be dissolved by that.
 func (a *Arena) forgetIn(at spanID, ns namespaceID) (forgotten, filling int) {
 	first, left := a.firstSlot(at), a.span(at).taken
@@ -42,13 +86,8 @@ func (a *Arena) forgetIn(at spanID, ns namespaceID) (forgotten, filling int) {
 		case s.state == slotFilling:
 			filling++
 			continue
-		case s.pins == 0:
-			a.evict(id)
-		default:
-			a.forgetRecord(id)
-			s.state = slotDirty // becomes free when its last user releases it
 		}
-		a.count.Evictions-- // it made room for nothing
+		a.forgetSlot(id, s)
 		forgotten++
 	}
 	return forgotten, filling

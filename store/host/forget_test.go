@@ -65,3 +65,35 @@ func TestForgottenRecordsAreFoundByNobody(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+func TestSingleRecordsAreForgotten(t *testing.T) {
+	const payload = testUnit / 4
+	a := newArena(t, 3)
+	c := newAccount(t, a, AccountOptions{})
+	var slots [3]Slot
+	for i := range slots {
+		if !c.ReserveSave(&slots[i], payload) || !slots[i].Publish(record(i)) {
+			t.Fatal("not published")
+		}
+	}
+	slots[0].Release()
+	slots[2].Release()
+	var filling Slot
+	acquire(t, c, &filling, record(3), payload, Fill)
+	keys := []connector.Key{record(0).ID.Key, record(1).ID.Key, record(3).ID.Key, record(9).ID.Key}
+	if n, left := a.ForgetRecords(connector.NamespaceDigest{}, 0, keys); n != 2 || left != 1 {
+		t.Errorf("%d are forgotten, %d being filled", n, left)
+	}
+	if n, left := a.ForgetRecords(connector.NamespaceDigest{7}, 0, keys); n != 0 || left != 0 {
+		t.Errorf("%d are forgotten in another namespace, %d being filled", n, left)
+	}
+	at := make([]bool, 3)
+	a.Present(connector.NamespaceDigest{}, 0, []connector.Key{record(0).ID.Key, record(1).ID.Key, record(2).ID.Key}, at)
+	if !slices.Equal(at, []bool{false, false, true}) {
+		t.Errorf("present: %v", at)
+	}
+	a.check(t)
+	filling.Release()
+	slots[1].Release()
+	a.check(t)
+}

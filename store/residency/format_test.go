@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -79,6 +80,22 @@ func TestTheSizeOfARecord(t *testing.T) {
 		}))
 	}
 	docs.Says(t, "adr/0007-router-feeds.md", fmt.Sprintf("packed records of %d bytes", of(2)-of(1)))
+}
+
+// Streams of daemons tell of adapters as well.
+func TestTheFormatOfAnAdapterStaysAsItIs(t *testing.T) {
+	a := residency.Adapter{Namespace: 300, Name: "tuned", Scope: "lora-1:0a"}
+	stream := written(t, func(w *residency.Writer) error {
+		return errors.Join(w.Hello(residency.Hello{Epoch: 7}), w.SnapshotEnd(0), w.Adapter(a))
+	})
+	want := "15000000" + "94" + "07" + "cd012c" + "a5" + hex.EncodeToString([]byte("tuned")) + "a9" + hex.EncodeToString([]byte("lora-1:0a"))
+	if got := hex.EncodeToString(stream); !strings.HasSuffix(got, want) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	frames, err := read(residency.NewReader(bytes.NewReader(stream), residency.Position{}))
+	if !errors.Is(err, io.EOF) || len(frames) != 3 || frames[2] != a {
+		t.Errorf("%+v, %v", frames, err)
+	}
 }
 
 // read returns the frames of a stream, records one by one, nil for a heartbeat, and what ended it.

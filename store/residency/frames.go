@@ -13,6 +13,8 @@
 //	[4, seq, count]                          the snapshot of count records ends, as of event seq
 //	[5, seq]                                 nothing happened for a while; the last event was seq
 //	[6, code, text]                          the stream ends: "lagged", "stopping" or "error"
+//	[7, number, name, scope]                 from now on requests with the LoRA adapter of that name have KV of that
+//	                                         scope in a namespace; empty if that is not known, or not one alone
 //
 // A record is 39 bytes: kind u8 (1 stored, 2 removed), shard u16, namespace's number u32, key, and the key of the
 // chain's previous block (its scope's root key for the first one, zero if removed). Numbers are little
@@ -45,6 +47,7 @@ const (
 	typeSnapshotEnd = 4
 	typeHeartbeat   = 5
 	typeEnd         = 6
+	typeAdapter     = 7
 
 	recordBytes   = 39
 	recordStored  = 1
@@ -100,6 +103,15 @@ type Namespace struct {
 	// Manifest is its canonical JSON; empty if the store has lost it. The reader's is valid until the next
 	// frame.
 	Manifest []byte
+}
+
+// Adapter says that the engines of a namespace use one content for the LoRA adapter with a name, from now on.
+// A stream begins with none.
+type Adapter struct {
+	Namespace uint32
+	// Name is at most connector.MaxIDBytes long, Scope, the LoRA of a connector.Scope, at most connector.MaxScopeBytes.
+	// Scope is empty if nothing is known of the name any more, or engines disagree.
+	Name, Scope string
 }
 
 // Record says that a shard of a block was stored or removed.

@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 // Reader reads a stream and checks that it is complete. It is for one goroutine.
@@ -28,7 +30,7 @@ func NewReader(r io.Reader, from Position) *Reader {
 // Position is where the stream is, from its Hello on; Seq is 0 during the snapshot.
 func (r *Reader) Position() Position { return r.at }
 
-// Next reads a frame: a [Hello], [Namespace], [Records] or [SnapshotEnd], or nil for a heartbeat or a frame of
+// Next reads a frame: a [Hello], [Namespace], [Records], [SnapshotEnd] or [Adapter], or nil for a heartbeat or a frame of
 // an unknown type. It fails with [ErrMalformed], [ErrGap] and [ErrEnded], and with the connection's errors.
 func (r *Reader) Next() (frame any, err error) {
 	body, err := r.read()
@@ -51,6 +53,8 @@ func (r *Reader) Next() (frame any, err error) {
 		frame, err = r.records(&v)
 	case typeSnapshotEnd:
 		frame, err = r.snapshotEnd(&v)
+	case typeAdapter:
+		frame, err = adapter(&v)
 	case typeHeartbeat:
 		if seq := v.number(); seq != r.at.Seq {
 			err = fmt.Errorf("%w: the last event was %d, %d were seen", ErrGap, seq, r.at.Seq)
@@ -105,6 +109,15 @@ func namespace(v *values) (any, error) {
 	}
 	copy(n.Digest[:], digest)
 	return n, nil
+}
+
+func adapter(v *values) (any, error) {
+	number, a := v.number(), Adapter{Name: v.text(), Scope: v.text()}
+	if v.err == nil && (number >= MaxNamespaces || len(a.Name) > connector.MaxIDBytes || len(a.Scope) > connector.MaxScopeBytes) {
+		return nil, fmt.Errorf("%w: an adapter of namespace %d, with a name of %d bytes and a scope of %d", ErrMalformed, number, len(a.Name), len(a.Scope))
+	}
+	a.Namespace = uint32(number)
+	return a, nil
 }
 
 func (r *Reader) records(v *values) (any, error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
@@ -49,6 +50,9 @@ func TestBrokenStreamsAreTold(t *testing.T) {
 		"two ends of the snapshot":      {[][]byte{hello, end, end}, residency.ErrMalformed},
 		"a namespace number too high":   {[][]byte{hello, raw(2, 1<<16, make([]byte, 32), []byte{})}, residency.ErrMalformed},
 		"a digest of 31 bytes":          {[][]byte{hello, raw(2, 0, make([]byte, 31), []byte{})}, residency.ErrMalformed},
+		"an adapter of no namespace":    {[][]byte{hello, end, raw(7, 1<<16, "a", "b")}, residency.ErrMalformed},
+		"an adapter's name too long":    {[][]byte{hello, end, raw(7, 0, strings.Repeat("a", 513), "b")}, residency.ErrMalformed},
+		"an adapter's scope too long":   {[][]byte{hello, end, raw(7, 0, "a", strings.Repeat("b", 4097))}, residency.ErrMalformed},
 		"the end":                       {[][]byte{hello, raw(6, "error", "why")}, residency.ErrEnded},
 	} {
 		_, err := read(residency.NewReader(bytes.NewReader(slices.Concat(c.frames...)), residency.Position{}))

@@ -31,7 +31,13 @@ type Stream struct {
 	// [store.ErrGone] if the manifest is lost: the reader gets an empty one. Any other error ends the stream.
 	Manifest func(context.Context, connector.NamespaceDigest) ([]byte, error)
 
+	// Adapters are what engines use, nil for nothing.
+	Adapters AdapterSource
+
 	numbers   map[connector.NamespaceDigest]uint32 // of the namespaces that were described
+	adapters  map[NamedAdapter]string              // the scopes that the reader was told
+	version   uint64                               // of Adapters as it was told
+	quiet     time.Time                            // since when nothing was written
 	manifests Manifests                            // while a snapshot is read
 }
 
@@ -47,7 +53,10 @@ func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) er
 			return err
 		}
 	}
-	for {
+	for s.quiet = time.Now(); ; {
+		if err := s.tellAdapters(ctx); err != nil {
+			return err
+		}
 		if err := s.To.Flush(); err != nil {
 			return err
 		}
@@ -76,12 +85,17 @@ func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
 
 // next writes the next events, or that there are none.
 func (s *Stream) next(ctx context.Context, u store.Subscription) error {
-	wait, cancel := context.WithTimeout(ctx, heartbeatInterval)
+	wait, cancel := context.WithTimeout(ctx, s.patience())
 	defer cancel()
 	events, err := u.Next(wait)
 	switch {
 	case err == nil:
+		s.quiet = time.Now()
 	case errors.Is(err, store.ErrTimeout) && ctx.Err() == nil:
+		if s.Adapters != nil && time.Since(s.quiet) < heartbeatInterval {
+			return nil
+		}
+		s.quiet = time.Now()
 		return s.To.Heartbeat(u.Seq())
 	default:
 		return err

@@ -33,6 +33,12 @@ func (w *Writer) Namespace(n Namespace) error {
 	return w.write(msgp.AppendBytes(msgp.AppendBytes(b, n.Digest[:]), n.Manifest))
 }
 
+// Adapter says what an adapter's name stands for in a namespace that was described. It must not come within the snapshot.
+func (w *Writer) Adapter(a Adapter) error {
+	b := msgp.AppendUint32(w.frame(typeAdapter, 4), a.Namespace)
+	return w.write(msgp.AppendString(msgp.AppendString(b, a.Name), a.Scope))
+}
+
 // Record adds a record: event seq, or a part of the snapshot if seq is 0.
 func (w *Writer) Record(seq uint64, r Record) (err error) {
 	n, next := w.records.Len(), w.first

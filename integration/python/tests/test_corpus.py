@@ -36,7 +36,15 @@ def parent_of(f: Fields) -> bytes | None:
 
 def present(f: Fields) -> Fields:
     parent = parent_of(f)
-    return messages.present(f["r"], hashes(f), first=f["first"], parent=parent, held=f["held"], no_load=f["no_load"])
+    return messages.present(
+        f["r"],
+        hashes(f),
+        first=f["first"],
+        parent=parent,
+        held=f["held"],
+        no_load=f["no_load"],
+        trace=f.get("trace", ""),
+    )
 
 
 def move(f: Fields) -> Fields:

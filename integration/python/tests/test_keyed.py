@@ -97,6 +97,8 @@ def test_calls_are_said_as_the_protocol_has_them(fake: FakeDaemon) -> None:
         PRESENT,
         {"r": "r", "first": 2, "parent": HASHES[0], "hashes": joined, "held": 1, "no_load": True},
     )
+    assert keyed.present("r", HASHES, trace="00-ab") == [b"\x05", b"\x04"]
+    assert fake.asked.get()[1]["trace"] == "00-ab"
     parts = [
         {"group": 0, "parent": b"", "hashes": joined[:64], "slots": pack_u32s([1, 2])},
         {"group": 1, "parent": HASHES[1], "hashes": joined[64:], "slots": pack_u32s([7])},

@@ -83,6 +83,9 @@ class KnownAdapters:
     def scope(self, lora: Any) -> str | None:
         return self.known.get(lora.lora_name)
 
+    def stands_for(self, name: str) -> str | None:
+        return self.known.get(name, None if name == "soon" else "")
+
     def soon_known(self, name: str) -> bool:
         return name == "soon"
 
@@ -654,6 +657,33 @@ def test_a_new_request_has_its_adapter_looked_at(engine: Engine) -> None:
     engine.side.met(lora_request(engine))
     engine.side.met(engine.request("plain", 6))
     assert seen == ["n"]
+
+
+def test_the_leader_is_told_what_the_adapters_of_new_requests_stand_for(engine: Engine) -> None:
+    for name in ("n", "soon", "refused", "x" * 513):
+        engine.side.met(lora_request(engine, name))
+    engine.leader.error = Unavailable("gone")
+    engine.plan()
+    engine.leader.error = None
+    engine.plan()
+    assert engine.leader.steps[-1].adapters == [("n", "lora-1:aa"), ("refused", "")]
+    engine.plan()
+    engine.adapters.known["soon"] = "lora-1:bb"
+    engine.plan()
+    assert [s.adapters for s in engine.leader.steps[2:]] == [[("soon", "lora-1:bb")]]
+    engine.side.met(lora_request(engine, "n"))  # the daemon may be another one since
+    engine.side.stop("reload_weights")
+    engine.plan()
+    assert engine.leader.steps[-1].adapters == [("n", "")]
+
+
+def test_only_so_many_adapters_are_told_in_a_step(engine: Engine) -> None:
+    for i in range(1500):
+        engine.side.met(lora_request(engine, f"refused-{i}"))
+    engine.plan()
+    engine.plan()
+    engine.plan()
+    assert [len(s.adapters) for s in engine.leader.steps] == [1024, 476]
 
 
 def test_after_weights_were_exchanged_nothing_is_loaded_or_saved(

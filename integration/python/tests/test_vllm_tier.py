@@ -243,6 +243,14 @@ def test_what_may_be_done_for_a_request(fields: Any, load: bool, save: bool) -> 
     assert (terms.load, terms.save) == (load, save)
 
 
+def test_a_requests_trace_is_known() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for headers, want in (({"traceparent": trace}, trace), ({"traceparent": trace + "x"}, ""), (None, "")):
+        terms = tier._terms(request(trace_headers=headers), True, WishReader(logging.getLogger("test")))
+        assert terms.trace == want
+    assert tier._terms(request(), True, WishReader(logging.getLogger("test"))).trace == ""
+
+
 def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool, agnostic: bool = True) -> dict[str, Any]:
     heads = 8 // ranks
     monkeypatch.setattr(

@@ -175,6 +175,12 @@ def bench() -> Bench:
     return Bench()
 
 
+def test_the_daemon_is_told_the_trace(bench: Bench) -> None:
+    for name, trace in (("a", "00-ab"), ("b", "")):
+        bench.answers(bench.request(name, trace=trace), Context(2), 0)
+        assert bench.client.asked[-1]["trace"] == trace
+
+
 def test_the_daemon_is_asked_once_for_each_request_and_step(bench: Bench) -> None:
     bench.client.keep(0, 1, 2, 4)
     request, context = bench.request(), Context(6)
@@ -182,7 +188,7 @@ def test_the_daemon_is_asked_once_for_each_request_and_step(bench: Bench) -> Non
         # The pool has the first chunk: vLLM asks from the second on.
         assert bench.answers(request, context, 1, 2, 3, 4) == [HIT, HIT, MISS, HIT]
         bench.side.step_ended([], [])
-    want = {"request": "a", "hashes": hashes(1, 2, 3, 4, 5), "first": 1, "parent": hashes(0)[0], "held": 1}
+    want = {"request": "a", "hashes": hashes(1, 2, 3, 4, 5), "first": 1, "parent": hashes(0)[0], "held": 1, "trace": ""}
     assert bench.client.asked == [want, want]
 
 

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -36,16 +34,13 @@ stored from its start and where, whether there are more after a gap, and whether
 slower than their computation. Prompts of LoRA adapters and with images are not known to it.`
 }
 
-// maxPromptBytes bounds a prompt.
-const maxPromptBytes = 64 << 20
-
 // Run asks, and prints the answer.
 func (c *ExplainCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	daemon, err := c.find(ctx, command, resolver)
 	if err != nil {
 		return err
 	}
-	tokens, err := c.tokens(ctx, std.In)
+	tokens, err := readTokens(ctx, std.In, c.Model, c.Tokens, c.Engine)
 	if err != nil {
 		return err
 	}
@@ -57,39 +52,6 @@ func (c *ExplainCmd) Run(ctx context.Context, command *kong.Context, resolver *s
 		return terminal.PrintJSON(std.Out, a)
 	}
 	return printAnswer(std.Out, a)
-}
-
-// tokens reads the prompt.
-func (c *ExplainCmd) tokens(ctx context.Context, in io.Reader) (tokens []uint32, err error) {
-	if c.Tokens != "-" {
-		f, err := os.Open(c.Tokens)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	b, err := io.ReadAll(io.LimitReader(in, maxPromptBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the prompt: %w", err)
-	}
-	if len(b) > maxPromptBytes {
-		return nil, fmt.Errorf("the prompt has more than %d bytes", maxPromptBytes)
-	}
-	if c.Engine != "" {
-		engine := &client{base: strings.TrimSuffix(c.Engine, "/"), http: new(http.Client)}
-		var answer struct {
-			Tokens []uint32 `json:"tokens"`
-		}
-		if err := engine.post(ctx, "/tokenize", map[string]string{"model": c.Model, "prompt": string(b)}, &answer); err != nil {
-			return nil, fmt.Errorf("ask %s for tokens: %w", c.Engine, err)
-		}
-		return answer.Tokens, nil
-	}
-	if err := json.Unmarshal(b, &tokens); err != nil {
-		return nil, fmt.Errorf("%s is no JSON list of token ids; for text give --engine: %w", c.Tokens, err)
-	}
-	return tokens, nil
 }
 
 // post sends a question and decodes its answer.

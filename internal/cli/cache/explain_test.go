@@ -19,13 +19,13 @@ func TestTokensComeFromAFileOrAnEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []uint32{1, 2, 300000}
-	if got, err := (&ExplainCmd{Tokens: file}).tokens(t.Context(), nil); err != nil || !slices.Equal(got, want) {
+	if got, err := readTokens(t.Context(), nil, "m", file, ""); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := (&ExplainCmd{Tokens: "-"}).tokens(t.Context(), strings.NewReader("[1,2,300000]")); err != nil || !slices.Equal(got, want) {
+	if got, err := readTokens(t.Context(), strings.NewReader("[1,2,300000]"), "m", "-", ""); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := (&ExplainCmd{Tokens: "-"}).tokens(t.Context(), strings.NewReader("hello")); err == nil || !strings.Contains(err.Error(), "--engine") {
+	if _, err := readTokens(t.Context(), strings.NewReader("hello"), "m", "-", ""); err == nil || !strings.Contains(err.Error(), "--engine") {
 		t.Errorf("%v", err)
 	}
 	engine := fakeDaemon(t, func(w http.ResponseWriter, r *http.Request) {
@@ -36,11 +36,10 @@ func TestTokensComeFromAFileOrAnEngine(t *testing.T) {
 		}
 		_, _ = w.Write([]byte(`{"count":3,"max_model_len":100,"tokens":[1,2,300000]}`))
 	})
-	c := &ExplainCmd{Model: "m", Tokens: "-", Engine: engine.base + "/"}
-	if got, err := c.tokens(t.Context(), strings.NewReader("hello")); err != nil || !slices.Equal(got, want) {
+	if got, err := readTokens(t.Context(), strings.NewReader("hello"), "m", "-", engine.base+"/"); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := c.tokens(t.Context(), strings.NewReader("other")); err == nil || !strings.Contains(err.Error(), "what?") {
+	if _, err := readTokens(t.Context(), strings.NewReader("other"), "m", "-", engine.base+"/"); err == nil || !strings.Contains(err.Error(), "what?") {
 		t.Errorf("%v", err)
 	}
 }

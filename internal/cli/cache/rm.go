@@ -17,9 +17,12 @@ import (
 // rmCmd is `kvconnd cache rm`.
 type rmCmd struct {
 	where
-	Model     string `name:"model" xor:"what" required:"" placeholder:"NAME" help:"Remove all namespaces of this model."`
+	Model     string `name:"model" xor:"what" required:"" placeholder:"NAME" help:"Remove all namespaces of this model, or with --tokens one prompt from them."`
 	Namespace string `name:"namespace" xor:"what" required:"" placeholder:"DIGEST" help:"Remove this namespace: its digest, or the beginning of it that no other has."`
 	All       bool   `name:"all" xor:"what" required:"" help:"Remove everything."`
+	Tokens    string `name:"tokens" placeholder:"FILE" help:"Remove the blocks of this prompt, and those that continue it: a JSON list of token ids, or text if --engine is given; - for the standard input. It needs --model."`
+	Engine    string `name:"engine" placeholder:"URL" help:"Engine that makes tokens of text, by its /tokenize: http://127.0.0.1:8000."`
+	Salt      string `name:"cache-salt" placeholder:"SALT" help:"The cache_salt that requests with the prompt have."`
 	Yes       bool   `name:"yes" short:"y" help:"Remove. Without it the command says what it would remove, and fails."`
 	DryRun    bool   `name:"dry-run" short:"n" help:"Say what would be removed."`
 	JSON      bool   `name:"json" help:"Print what was removed of each namespace as JSON."`
@@ -31,7 +34,11 @@ func (*rmCmd) Help() string {
 namespace; if some of it is left, the exit status is not 0, and the command can be given again.
 When it ends the removal is durable: nothing comes back after a crash. Payloads stay in the
 store's files, unused, until their place is written again. The object tier is not touched:
-what nodes share in a bucket is found there again.`
+what nodes share in a bucket is found there again.
+
+With --tokens the content of one prompt goes: all of its whole blocks, those at its beginning that
+other prompts share, too, and all blocks that go on from its last one, in all namespaces of the
+model. Prompts that share its beginning are found again once that is computed and saved again.`
 }
 
 // Run removes.
@@ -39,6 +46,9 @@ func (c *rmCmd) Run(ctx context.Context, command *kong.Context, resolver *settin
 	daemon, err := c.find(ctx, command, resolver)
 	if err != nil {
 		return err
+	}
+	if c.Tokens != "" {
+		return c.runPrompt(ctx, daemon, std)
 	}
 	return c.run(ctx, daemon, std)
 }

@@ -46,18 +46,29 @@ type Disk interface {
 	Contents() []store.Contents
 	// Purge removes all records of a namespace: see [purge.Purges].
 	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
+	// PurgePrompt removes the blocks of a prompt, and what continues it: see [purge.Purges].
+	PurgePrompt(ctx context.Context, ns connector.NamespaceDigest, shards []connector.Shard, keys []connector.Key, wait time.Duration, dry bool) (purge.PromptResult, error)
+	// Namespaces lists the namespaces, without counting.
+	Namespaces() []store.NamespaceInfo
 }
 
 // Host is the host tier.
 type Host interface {
 	// Forget lets go of all records of a namespace but those that are being filled.
 	Forget(ns connector.NamespaceDigest) (forgotten, filling int)
+	// ForgetRecords lets go of single records.
+	ForgetRecords(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) (forgotten, filling int)
 }
 
 // Options are what a [Service] works on.
 type Options struct {
 	Disk Disk
 	Host Host
+	Pins Pins
+	// Store is the disk, for archives. Sync returns when everything written to it is durable, Sealed says that it is sealed.
+	Store  Store
+	Sync   func(context.Context) error
+	Sealed bool
 	// Bucket says that there is an object tier, too.
 	Bucket bool
 	Logger *slog.Logger
@@ -68,10 +79,14 @@ type Service struct {
 	o Options
 	// counting has room for one: a count looks at every record.
 	counting chan struct{}
+	// archiving has room for one archive.
+	archiving chan struct{}
 }
 
 // New returns a service for a store that is open.
-func New(o Options) *Service { return &Service{o: o, counting: make(chan struct{}, 1)} }
+func New(o Options) *Service {
+	return &Service{o: o, counting: make(chan struct{}, 1), archiving: make(chan struct{}, 1)}
+}
 
 // ServeList answers with the namespaces.
 func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {

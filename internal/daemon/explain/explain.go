@@ -7,17 +7,12 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/daemon/prompt"
 	"github.com/kvconn/kvconn/store"
 )
 
 // Request is a prompt to explain.
-type Request struct {
-	Model string `json:"model"`
-	// Tokens are the ids of the prompt's tokens.
-	Tokens []uint32 `json:"tokens"`
-	// Salt is the cache_salt of the request.
-	Salt string `json:"cache_salt,omitempty"`
-}
+type Request = prompt.Prompt
 
 // Answer is what is known of a prompt.
 type Answer struct {
@@ -105,7 +100,7 @@ func (s *Source) Explain(ctx context.Context, r *Request) (*Answer, error) {
 			continue
 		}
 		if keys[m.BlockSize] == nil {
-			keys[m.BlockSize] = keysOf(r, m.BlockSize)
+			keys[m.BlockSize] = r.Keys(m.BlockSize)
 		}
 		a.Namespaces = append(a.Namespaces, s.look(m, &newest, keys[m.BlockSize]))
 	}
@@ -126,26 +121,12 @@ func (s *Source) manifests(model string, reference *connector.Manifest) (list []
 	if reference != nil {
 		list = append(list, reference)
 	}
-	for _, info := range s.Namespaces() {
-		m, err := connector.ParseManifest(info.Manifest)
-		if err == nil && m.Model == model && (reference == nil || info.Digest != reference.Digest()) {
+	for _, m := range prompt.Manifests(model, s.Namespaces()) {
+		if reference == nil || m.Digest() != reference.Digest() {
 			list = append(list, m)
 		}
 	}
 	return list
-}
-
-// keysOf are the keys of a prompt's whole blocks.
-func keysOf(r *Request, blockSize int) []connector.Key {
-	keys := make([]connector.Key, 0, len(r.Tokens)/blockSize)
-	parent := connector.RootKey(blockSize, connector.Scope{Salt: r.Salt})
-	var block, scratch []byte
-	for tokens := r.Tokens; len(tokens) >= blockSize; tokens = tokens[blockSize:] {
-		block = connector.AppendTokens(block[:0], tokens[:blockSize])
-		parent, scratch = connector.NextKey(parent, block, scratch)
-		keys = append(keys, parent)
-	}
-	return keys
 }
 
 // look looks for a prompt in one namespace.

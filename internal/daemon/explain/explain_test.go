@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/daemon/prompt"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/store"
 )
@@ -64,7 +65,7 @@ func TestAPromptIsExplained(t *testing.T) {
 		tokens[i] = uint32(i)
 	}
 	q := &Request{Model: "m", Tokens: tokens, Salt: "s"}
-	keys := keysOf(q, blockSize)
+	keys := q.Keys(blockSize)
 	host, disk := newLevel("host", store.Speed{BytesPerS: 1000, PerRank: true}), newLevel("disk", store.Speed{BytesPerS: 500, LatencyS: 1, QueuedBytes: 600, AheadBytes: 100})
 	for shard := range connector.Shard(2) {
 		host.put(mine, shard, keys[0], keys[1])
@@ -131,8 +132,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	h := Handler(s)
 	for body, want := range map[string]int{
 		`{"model":"m","tokens":[1,2]}`: 200, `{"model":"m"}`: 200, `{"tokens":[1]}`: 400, `{"model":"m","tokens":[-1]}`: 400, ``: 400, `{"model":"m","token":[1]}`: 400,
-		`{"model":"m","tokens":[` + strings.Repeat("1,", maxTokens) + `1]}`:  400,
-		`{"model":"` + strings.Repeat("x", maxBodyBytes) + `","tokens":[1]}`: 400,
+		`{"model":"m","tokens":[` + strings.Repeat("1,", prompt.MaxTokens) + `1]}`:  400,
+		`{"model":"` + strings.Repeat("x", prompt.MaxBodyBytes) + `","tokens":[1]}`: 400,
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/explain", strings.NewReader(body)))

@@ -55,7 +55,7 @@ func bucketTier(t *testing.T, p *s3proxy.Proxy) *switchedTier {
 type bucketHandler struct{ now atomic.Pointer[http.Handler] }
 
 func (h *bucketHandler) serve(t *testing.T, tier BucketSource) {
-	handler := New(t.Context(), nil, tier)
+	handler := New(t.Context(), nil, tier, nil)
 	h.now.Store(&handler)
 }
 
@@ -171,7 +171,7 @@ func TestARouterLearnsFromTheBucketWhatOthersStored(t *testing.T) {
 // A router is told what is wrong with a request that can never be served.
 func TestResidencyOfATierThatIsNotThereIsRefused(t *testing.T) {
 	s, _ := storetest.Small(t, 12<<20)
-	h := New(t.Context(), s, nil)
+	h := New(t.Context(), s, nil, nil)
 	for tier, want := range map[string]struct {
 		status int
 		code   string

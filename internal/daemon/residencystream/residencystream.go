@@ -50,12 +50,12 @@ type BucketSource interface {
 var errNoOffers = errors.New("the bucket's records are not offered: it does not work, or has not been heard of lately")
 
 // New serves residency streams, GET /v1/residency, until ctx, the daemon's life, ends: those of the
-// disk, and with tier=object those of the bucket, which may be nil. A stream resumes at the position in its request's
+// disk, which tell of adapters as well, and with tier=object those of the bucket, which may be nil. A stream resumes at the position in its request's
 // parameters, if the tier still has what followed. Streams and snapshots are shared out among clients, so that none
 // takes all.
-func New(ctx context.Context, disk Source, bucket BucketSource) http.Handler {
+func New(ctx context.Context, disk Source, bucket BucketSource, adapters residency.AdapterSource) http.Handler {
 	return &handler{
-		ctx: ctx, disk: disk, bucket: bucket,
+		ctx: ctx, disk: disk, bucket: bucket, adapters: adapters,
 		streams: httplimit.NewShares(maxStreams), snapshots: httplimit.NewShares(maxSnapshots),
 	}
 }
@@ -64,6 +64,7 @@ type handler struct {
 	ctx                context.Context // ends all streams
 	disk               Source
 	bucket             BucketSource // nil without one
+	adapters           residency.AdapterSource
 	streams, snapshots *httplimit.Shares
 }
 
@@ -168,6 +169,9 @@ func (h *handler) serve(ctx context.Context, w http.ResponseWriter, r *http.Requ
 		Source: of, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}), Manifest: manifest,
 		SnapshotTimeout: snapshotTime + time.Duration(of.Usage().Records/leastPerS)*time.Second,
 		SnapshotDone:    giveSnapshot,
+	}
+	if tier == residency.Disk {
+		s.Adapters = h.adapters
 	}
 	err := s.Run(ctx, u, resumed)
 	if cause := context.Cause(ctx); errors.Is(cause, errNoOffers) {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/router/blocksize"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
@@ -36,7 +37,7 @@ func follow(t *testing.T, url, tier string) (*feed.Residency, func() int64) {
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, Tier: tier, BlockSize: storetest.SmallBlockTokens, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
+		URL: url, Tier: tier, BlockSize: blocksize.Of(storetest.SmallBlockTokens), Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},
@@ -59,7 +60,7 @@ func follow(t *testing.T, url, tier string) (*feed.Residency, func() int64) {
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	s, ns := storetest.Small(t, 12<<20)
-	server := httptest.NewServer(New(t.Context(), s, nil))
+	server := httptest.NewServer(New(t.Context(), s, nil, nil))
 	t.Cleanup(server.Close)
 	var chains [][]connector.Key
 	save := func(prompts int) {
@@ -94,7 +95,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 	s, ns := storetest.Small(t, 12<<20)
-	server := httptest.NewServer(New(t.Context(), s, nil))
+	server := httptest.NewServer(New(t.Context(), s, nil, nil))
 	t.Cleanup(server.Close)
 	keys := storetest.SmallChain(connector.Scope{Salt: "tenant"}, 1, 3)
 	storetest.SaveSmall(t, s, ns, keys, 0, 1)
@@ -108,7 +109,7 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 
 func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	s, ns := storetest.Small(t, 12<<20)
-	handler := New(t.Context(), s, nil)
+	handler := New(t.Context(), s, nil, nil)
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	f, blocks := follow(t, server.URL, residency.Disk)
@@ -128,7 +129,7 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 func TestARouterOfTheReleaseBeforeNeverResumes(t *testing.T) {
 	s, ns := storetest.Small(t, 12<<20)
 	storetest.SaveSmall(t, s, ns, storetest.SmallChain(connector.Scope{}, 1, 3), 0, 1)
-	server := httptest.NewServer(New(t.Context(), s, nil))
+	server := httptest.NewServer(New(t.Context(), s, nil, nil))
 	t.Cleanup(server.Close)
 	// begin asks for a stream that goes on at a position, and returns its hello and the position after its snapshot.
 	begin := func(q url.Values, from residency.Position) (residency.Hello, residency.Position) {
@@ -172,7 +173,7 @@ func readToEnd(body io.Reader, from residency.Position) (frames int, err error) 
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	s, _ := storetest.Small(t, 12<<20)
 	ctx, stop := context.WithCancel(t.Context())
-	server := httptest.NewServer(New(ctx, s, nil))
+	server := httptest.NewServer(New(ctx, s, nil, nil))
 	t.Cleanup(server.Close)
 	resp, err := http.Get(server.URL)
 	if err != nil {
@@ -241,7 +242,7 @@ func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
 // Streams that one local user holds, as many as it can, leave room for others.
 func TestOneClientCannotShutRoutersOut(t *testing.T) {
 	s, _ := storetest.Small(t, 12<<20)
-	handler := New(t.Context(), s, nil)
+	handler := New(t.Context(), s, nil, nil)
 	var client atomic.Value // of the requests to come
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr = client.Load().(string) + ":1"

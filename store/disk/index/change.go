@@ -240,6 +240,9 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	delete(t.hidden, ref)
 	t.count--
 	t.bytes -= int64(e.bytes)
+	if e.pins()&keptBit != 0 {
+		t.setKept(e, false)
+	}
 	e.seq = 0
 	return out, true
 }
@@ -261,9 +264,12 @@ func (t *Table) emptyRun(base Ref, slots uint32, out []Removed) (removed []Remov
 	for ref := base; ref < base+Ref(slots) && !t.closed; ref++ {
 		e := t.entry(ref)
 		switch {
-		case e.pins() > 0:
+		case e.held() > 0:
 			left++
 		case e.seq != 0:
+			if e.pins() > 0 {
+				t.kept.GivenUp++
+			}
 			if rm, ok := t.remove(ref, e.seq); ok {
 				out = append(out, rm)
 			}

@@ -24,8 +24,8 @@ const (
 // ColdestRange returns a range whose records were on average used before a tick: the coldest
 // one of all classes but the one given (0 is no class). It passes over ranges in which it
 // finds a pinned record, and those that usable refuses. A few ranges are looked at, and of a
-// large one a sample.
-func (t *Table) ColdestRange(but int64, before uint64, usable func(Range) bool) (Range, bool) {
+// large one a sample. Ranges with records that are kept are passed over unless evenKept is set.
+func (t *Table) ColdestRange(but int64, before uint64, evenKept bool, usable func(Range) bool) (Range, bool) {
 	t.cold.choosing.Lock()
 	defer t.cold.choosing.Unlock()
 	var tried []Ref
@@ -34,7 +34,7 @@ func (t *Table) ColdestRange(but int64, before uint64, usable func(Range) bool) 
 		if !ok {
 			break
 		}
-		heat, free := t.sample(r)
+		heat, free := t.sample(r, evenKept)
 		t.noteHeat(r.Range, heat)
 		switch {
 		case heat >= before:
@@ -67,14 +67,14 @@ func (t *Table) coldestSpan(but int64, before uint64, tried []Ref) (best span, o
 
 // sample returns the mean tick of a sample of a span's records, and whether none of them
 // is pinned.
-func (t *Table) sample(s span) (heat uint64, free bool) {
+func (t *Table) sample(s span, evenKept bool) (heat uint64, free bool) {
 	free = true
 	groups := (s.Slots + groupSlots - 1) / groupSlots
 	step := max(1, groups/sampleGroups)
 	var sum, n uint64
 	for g := uint32(0); g < groups; g += step {
 		from := g * groupSlots
-		if !t.sampleGroup(Range{s.Base + Ref(from), min(groupSlots, s.Slots-from)}, &sum, &n) {
+		if !t.sampleGroup(Range{Base: s.Base + Ref(from), Slots: min(groupSlots, s.Slots-from)}, evenKept, &sum, &n) {
 			free = false
 		}
 	}
@@ -85,7 +85,7 @@ func (t *Table) sample(s span) (heat uint64, free bool) {
 }
 
 // sampleGroup counts pinned records, too: a range that is in use must not look colder for it.
-func (t *Table) sampleGroup(r Range, sum, n *uint64) (free bool) {
+func (t *Table) sampleGroup(r Range, evenKept bool, sum, n *uint64) (free bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
@@ -94,7 +94,7 @@ func (t *Table) sampleGroup(r Range, sum, n *uint64) (free bool) {
 	free = true
 	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
 		e := t.entry(ref)
-		free = free && e.pins() == 0
+		free = free && (e.pins() == 0 || evenKept && e.held() == 0)
 		if e.seq != 0 {
 			*sum += t.full(e.tick())
 			*n++

@@ -107,7 +107,7 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := Range{base, slots}
+		r := Range{Base: base, Slots: slots}
 		table.Track(class, r, table.Clock())
 		var keys []connector.Key
 		for i := range Ref(slots) {
@@ -125,10 +125,10 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 	if !ok || first.Ref < own.Base {
 		t.Fatal("nothing chosen, or of another class")
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != cold {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, any); !ok || r != cold {
 		t.Errorf("coldest range %v %v, want %v", r, ok, cold)
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), func(r Range) bool { return r != cold }); !ok || r != warm {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, func(r Range) bool { return r != cold }); !ok || r != warm {
 		t.Errorf("coldest range that is usable %v %v, want %v", r, ok, warm)
 	}
 	// What looks cold may have been used since.
@@ -136,15 +136,15 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 		_, pins := table.Prefix(0, oneShard, []connector.Key{k}, nil)
 		table.Unpin(pins...)
 	}
-	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != warm {
+	if r, ok := table.ColdestRange(1, first.Tick(), false, any); !ok || r != warm {
 		t.Errorf("coldest range after use of the other %v %v, want %v", r, ok, warm)
 	}
 	table.Get(ID{Key: coldKeys[0]}, true)
-	if r, ok := table.ColdestRange(0, ^uint64(0), any); !ok || r != warm {
+	if r, ok := table.ColdestRange(0, ^uint64(0), false, any); !ok || r != warm {
 		t.Errorf("coldest range of all %v %v, want %v", r, ok, warm)
 	}
 	table.Untrack(warm)
-	if r, ok := table.ColdestRange(3, ^uint64(0), any); !ok || r != own {
+	if r, ok := table.ColdestRange(3, ^uint64(0), false, any); !ok || r != own {
 		t.Errorf("coldest range where one has a pin %v %v, want %v", r, ok, own)
 	}
 }
@@ -157,7 +157,7 @@ func TestRecencyOutlivesTheTicks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table.Track(1, Range{base, 1}, 0)
+	table.Track(1, Range{Base: base, Slots: 1}, 0)
 	loaded := ID{Key: connector.Key{9}}
 	table.Load([]Loaded{{ID: loaded, Ref: base, Seq: 1<<63 - 1, Bytes: 1, Parent: NoRef}}, nil)
 	if table.full(table.entry(base).tick()) >= clockStart {
@@ -282,8 +282,8 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 // Ranges with pinned records, and such as cannot be used, do not stand before the others.
 func TestPinnedRangesHideNoOther(t *testing.T) {
 	table, _ := fill(t, 64*40, 1)
-	r := Range{0, 64}
-	table.Untrack(Range{0, 64 * 40})
+	r := Range{Base: 0, Slots: 64}
+	table.Untrack(Range{Base: 0, Slots: 64 * 40})
 	for ; r.Base < 64*40; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
@@ -294,8 +294,8 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 		}
 	}
 	for range 2 {
-		got, ok := table.ColdestRange(1, ^uint64(0), func(r Range) bool { return r.Base >= 64*20 })
-		if want := (Range{64 * 20, 64}); !ok || got != want {
+		got, ok := table.ColdestRange(1, ^uint64(0), false, func(r Range) bool { return r.Base >= 64*20 })
+		if want := (Range{Base: 64 * 20, Slots: 64}); !ok || got != want {
 			t.Fatalf("%v, %v, want %v", got, ok, want)
 		}
 	}
@@ -304,8 +304,8 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 // A range that is in use is not taken for an empty one.
 func TestPinnedRangeIsNotCold(t *testing.T) {
 	table, chains := fill(t, 64*8, 64)
-	table.Untrack(Range{0, 64 * 8})
-	for r := (Range{0, 64}); r.Base < 64*8; r.Base += 64 {
+	table.Untrack(Range{Base: 0, Slots: 64 * 8})
+	for r := (Range{Base: 0, Slots: 64}); r.Base < 64*8; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
 	}
@@ -314,11 +314,11 @@ func TestPinnedRangeIsNotCold(t *testing.T) {
 		_, pins = table.Prefix(0, []connector.Shard{0}, chain, pins)
 	}
 	any := func(Range) bool { return true }
-	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+	if got, ok := table.ColdestRange(1, ^uint64(0), false, any); !ok || got.Base != 64*6 {
 		t.Errorf("%v, %v while the others are pinned", got, ok)
 	}
 	table.Unpin(pins...)
-	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+	if got, ok := table.ColdestRange(1, ^uint64(0), false, any); !ok || got.Base != 64*6 {
 		t.Errorf("%v, %v when they were used last", got, ok)
 	}
 }

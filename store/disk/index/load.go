@@ -1,10 +1,9 @@
 package index
 
 import (
-	"math/bits"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
+	"github.com/kvconn/kvconn/store/disk/index/written"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -84,7 +83,7 @@ func (t *Table) load(in *Loaded) {
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
 		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
-		use: uint64(writtenTick(in.Seq))<<tickShift | e.use&pinMask,
+		use: uint64(written.Tick(in.Seq))<<tickShift | e.use&pinMask,
 	}
 	if in.Parent == NoRef {
 		t.link(e, &in.ID, in.ParentKey)
@@ -92,32 +91,8 @@ func (t *Table) load(in *Loaded) {
 	t.add(in.ID.hash(), in.Ref, e)
 }
 
-// Sequence numbers count up within an opening of the store, whose number is in the bits
-// from SeqBits on.
-const (
-	SeqBits = 40
-	// stepBits is the precision with which ticks follow sequence numbers: a step is at
-	// most this part of what was written until then.
-	stepBits = 8
-	// Codes of 24 and of 40 bits with that precision.
-	openingCodeBits, counterCodeBits = 13, 14
-	// firstTick is past the tick of every record loaded.
-	firstTick = 1 << (openingCodeBits + counterCodeBits)
-)
-
-// writtenTick is the recency of a record that is known only to have been written. It
-// rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
-// before their heads.
-func writtenTick(seq uint64) uint32 {
-	opening, counter := seq>>SeqBits, seq&(1<<SeqBits-1)
-	return coarse(opening)<<counterCodeBits | coarse(counter)
-}
-
-// coarse is a monotone code of x: its highest bits and how many follow.
-func coarse(x uint64) uint32 {
-	rest := max(bits.Len64(x)-(stepBits+1), 0)
-	return uint32(rest<<stepBits) + uint32(x>>rest)
-}
+// SeqBits is [written.SeqBits].
+const SeqBits = written.SeqBits
 
 // Reserve makes room for that many records at once, which is quicker than growing with
 // them.

@@ -64,11 +64,11 @@ func (t *Table) unpinRun(refs []Ref) {
 	}
 }
 
-// Pinned reports whether someone holds the slot.
+// Pinned reports whether someone uses the slot.
 func (t *Table) Pinned(ref Ref) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return !t.closed && t.entry(ref).pins() > 0
+	return !t.closed && t.entry(ref).held() > 0
 }
 
 // Prefix finds the longest leading part of chain whose blocks are there with every shard. The

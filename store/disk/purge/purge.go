@@ -1,4 +1,4 @@
-// Package purge removes all records of a namespace from a store that is in use.
+// Package purge removes all records of a namespace, or some, from a store that is in use.
 package purge
 
 import (
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/chains"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -36,11 +37,20 @@ type Step struct {
 	from      index.Ref
 	left      int64
 	removed   int64
+
+	// records are single records to remove, instead of a namespace; those that loads hold, too, if force is set. taken are
+	// those removed, kept those that loads hold.
+	records     []chains.Record
+	force       bool
+	taken, kept []chains.Record
 }
 
 // Take takes some records out of the table, and appends them to out. It is for the committer.
 func (s *Step) Take(t *index.Table, out []index.Removed) []index.Removed {
 	before := len(out)
+	if s.records != nil {
+		return s.takeRecords(t, out)
+	}
 	for n := 0; n < stepRuns && len(out)-before < stepRecords && s.from != index.NoRef; n++ {
 		var left int
 		out, left, s.from = t.EmptyOf(s.namespace, s.upTo, s.from, out)
@@ -64,6 +74,8 @@ type Purges struct {
 type target struct {
 	namespace uint16
 	upTo      uint64
+	// records are the sequence numbers of single records, by their slots; nil for all of the namespace.
+	records map[index.Ref]uint64
 }
 
 // New returns the purges of a store. commit has its committer do a step, and returns why the journal does not have
@@ -72,14 +84,23 @@ func New(commit func(*Step) error, sync func(context.Context) error) *Purges {
 	return &Purges{running: make(chan struct{}, 1), commit: commit, sync: sync}
 }
 
-// Holds reports whether a namespace is being purged: no look-up is to pin its records then, or a purge of a busy
+// Holds reports whether a whole namespace is being purged: no look-up is to pin its records then, or a purge of a busy
 // model would not end.
-func (p *Purges) Holds(namespace uint16) bool { return p.Dooms(namespace, 0) }
-
-// Dooms reports whether a record is about to be purged: a save of it that comes now replaces it, so that it stays.
-func (p *Purges) Dooms(namespace uint16, seq uint64) bool {
+func (p *Purges) Holds(namespace uint16) bool {
 	t := p.current.Load()
-	return t != nil && t.namespace == namespace && seq <= t.upTo
+	return t != nil && t.records == nil && t.namespace == namespace
+}
+
+// Dooms reports whether the record of a slot is about to be purged: a save of it that comes now replaces it, so that it stays.
+func (p *Purges) Dooms(namespace uint16, ref index.Ref, seq uint64) bool {
+	t := p.current.Load()
+	switch {
+	case t == nil || t.namespace != namespace || seq > t.upTo:
+		return false
+	case t.records == nil:
+		return true
+	}
+	return t.records[ref] == seq
 }
 
 // Removed is how many records were removed since the opening.
@@ -95,7 +116,7 @@ func (p *Purges) Run(ctx context.Context, namespace uint16, upTo uint64, wait ti
 	case <-ctx.Done():
 		return r, fmt.Errorf("wait for another purge: %w: %w", store.ErrTimeout, context.Cause(ctx))
 	}
-	p.current.Store(&target{namespace, upTo})
+	p.current.Store(&target{namespace: namespace, upTo: upTo})
 	defer p.current.Store(nil)
 	deadline := time.NewTimer(wait)
 	defer deadline.Stop()

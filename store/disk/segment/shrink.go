@@ -221,7 +221,7 @@ func (rc *Reclaimer) chooseToGiveUp() {
 		return
 	}
 	for {
-		g := rc.colderSegment(nil, ^uint64(0))
+		g := rc.colderSegment(nil, ^uint64(0), true)
 		if g == nil || !rc.Retire(g, nil) {
 			break
 		}

@@ -25,6 +25,7 @@ MAX_BODY_BYTES = 16 << 20
 MAX_FDS = 17
 """Of a register request: 16 regions and the fence page."""
 MAX_ID_BYTES = 512
+MAX_STEP_ADAPTERS = 1024
 MAX_SCOPE_BYTES = 4096
 MAX_TOKENS = 2 << 20
 MAX_SPANS = 4096

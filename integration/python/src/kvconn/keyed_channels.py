@@ -108,9 +108,10 @@ class Channel:
         parent: bytes | None = b"",
         held: int = 0,
         no_load: bool = False,
+        trace: str = "",
     ) -> list[bytes]:
         """Ask which blocks of a request can be loaded, as `KeyedClient.present` does."""
-        body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load)
+        body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load, trace=trace)
         layout = self._owner._layout
         groups = len(layout["groups"]) if layout is not None else 0
         with self._turn(self._owner._options.timeout) as left:

@@ -49,16 +49,18 @@ class KeyedClient(MemoryClient):
         parent: bytes | None = b"",
         held: int = 0,
         no_load: bool = False,
+        trace: str = "",
     ) -> list[bytes]:
         """Ask which blocks of a request can be loaded; repeat it at will.
 
         `hashes` are those of its blocks from block `first` on, `parent` the hash before them, empty
         at the root, None if it is not known; `held` blocks, from the first of the prompt, are in the engine's own pool.
+        `trace` is the request's traceparent, of MAX_TRACE_BYTES at most, for the daemon's log and traces.
         Returns a bitmap for each layer group of the registered layout: bit `i % 8`, from the lowest,
         of byte `i // 8` stands for `hashes[i]`. Raises ValueError for hashes of another length than
         32 bytes.
         """
-        body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load)
+        body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load, trace=trace)
         groups = len(self._layout["groups"]) if self._layout is not None else 0
         return messages.offered(self._ask(Op.PRESENT, body, messages.bitmaps), groups, len(hashes))
 

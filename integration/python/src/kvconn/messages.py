@@ -75,9 +75,14 @@ class Step:
     finished: list[str] = field(default_factory=list)
     tell_saves: bool = False
     """Ask for `StepReply.saves`."""
+    adapters: list[tuple[str, str]] = field(default_factory=list)
+    """The LoRA adapters of new requests, MAX_STEP_ADAPTERS at most: the name, and what requests with it have as `lora`.
+
+    That is empty where nothing is loaded or saved with it.
+    """
 
     def __bool__(self) -> bool:
-        return bool(self.allocs or self.scheduled or self.preempted or self.finished)
+        return bool(self.allocs or self.scheduled or self.preempted or self.finished or self.adapters)
 
 
 class PlannedLoad(NamedTuple):
@@ -277,6 +282,8 @@ def step(told: Step) -> Body:
     }
     if told.tell_saves:
         body["tell_saves"] = True
+    if told.adapters:
+        body["adapters"] = told.adapters
     return body
 
 
@@ -377,9 +384,10 @@ def present(
     parent: bytes | None = b"",
     held: int = 0,
     no_load: bool = False,
+    trace: str = "",
 ) -> Body:
     """Body of present."""
-    return {
+    body = {
         "r": request,
         "first": first,
         **_parent(parent),
@@ -387,6 +395,9 @@ def present(
         "held": held,
         "no_load": no_load,
     }
+    if trace:
+        body["trace"] = trace
+    return body
 
 
 def bitmaps(reply: Body) -> list[bytes]:

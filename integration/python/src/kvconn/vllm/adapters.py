@@ -82,6 +82,13 @@ class Adapters:
         adapter = None if self._broken else self._look(lora)
         return adapter.scope or None if adapter is not None and not adapter.refused else None
 
+    def stands_for(self, name: str) -> str | None:
+        """Return the scope of the adapter with a name: empty where it is not cached, None where it is not known yet."""
+        adapter = self._by_name.get(name)
+        if adapter is None or adapter.refused or self._broken:
+            return ""
+        return adapter.scope or None
+
     def soon_known(self, name: str) -> bool:
         """Whether it is worth waiting for the scope of an adapter."""
         adapter = self._by_name.get(name)

@@ -18,6 +18,7 @@ from kvconn.client import (
     StepReply,
     UnknownRequest,
 )
+from kvconn.frames import MAX_ID_BYTES, MAX_STEP_ADAPTERS
 from kvconn.identity.files import FileId
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
@@ -65,6 +66,8 @@ class SchedulerSide:
         self._admission = Admission(block_size, logger, adapters, images_by_content)
         self._untouched: dict[str, tuple[FileId, ...]] = {}
         """The files of adapters that were looked at in this step."""
+        self._named: dict[str, None] = {}
+        """The adapters of new requests that the leader is still to be told of: it tells routers."""
         self._stopped = False
         self._tracked: dict[str, Tracked] = {}
         self._loading: dict[str, Tracked] = {}
@@ -161,6 +164,8 @@ class SchedulerSide:
         """Note a new request: its adapter is looked at before the engine loads it."""
         if request.lora_request is not None:
             self._adapters.scope(request.lora_request)
+            if len(request.lora_request.lora_name.encode()) <= MAX_ID_BYTES:
+                self._named[request.lora_request.lora_name] = None
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """Note the blocks that vLLM gave a request, and whether it took the offer."""
@@ -226,13 +231,25 @@ class SchedulerSide:
             preempted=self._preempted(output, session),
             scheduled=self._scheduled(output, session),
             tell_saves=self.announcer.enabled or self._held is not None,
+            adapters=self._adapters_to_tell(),
         )
         if not step:
             return _NO_PLAN
+        reply = _NO_PLAN
         if self._saves or any(a.external for a in step.allocs):
-            return self._client.step(step, session)
-        self._client.tell(step, session)
-        return _NO_PLAN
+            reply = self._client.step(step, session)
+        else:
+            self._client.tell(step, session)
+        for name, _ in step.adapters:
+            self._named.pop(name, None)
+        return reply
+
+    def _adapters_to_tell(self) -> list[tuple[str, str]]:
+        """Return what names of adapters stand for, those that are known by now."""
+        if not self._named:
+            return []
+        known = [(name, "" if self._stopped else self._adapters.stands_for(name)) for name in self._named]
+        return [(name, scope) for name, scope in known if scope is not None][:MAX_STEP_ADAPTERS]
 
     def _forget(self, output: SchedulerOutput, allocs: list[tuple[Tracked, Alloc]]) -> None:
         """Tell the leader no more of a step's requests: what it knows of them is uncertain."""

@@ -35,7 +35,7 @@ from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import Terms, TierRequest
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
-from kvconn.vllm.tracked import can_be_told, knows_images
+from kvconn.vllm.tracked import can_be_told, knows_images, trace
 from kvconn.vllm.wishes import WishReader
 
 if TYPE_CHECKING:
@@ -320,4 +320,6 @@ def _terms(request: Request, images_by_content: bool, reader: WishReader) -> Ter
     asked = reader.read(request.kv_transfer_params)
     kept = can_be_told(request) and knows_images(request, images_by_content)
     salt = request.cache_salt or ""
-    return Terms(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)
+    return Terms(
+        kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens, trace(request)
+    )

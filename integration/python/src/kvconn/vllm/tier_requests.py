@@ -36,6 +36,8 @@ class Terms:
     """The tenant, by which what is saved can be listed. The hashes have it too."""
     most: int | None = None
     """The most tokens to load at a time, None without a bound."""
+    trace: str = ""
+    """The request's W3C traceparent, if it has one."""
 
 
 @dataclass

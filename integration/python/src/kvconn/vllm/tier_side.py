@@ -213,7 +213,9 @@ class TierSide:
         hashes = request.hashes[first:last]
         request.asked_in, request.first, request.asked_to = self._step, first, first + len(hashes)
         request.answered, request.left = False, 0
-        bitmaps = self._client.present(request.id, hashes, first=first, parent=parent, held=first)
+        bitmaps = self._client.present(
+            request.id, hashes, first=first, parent=parent, held=first, trace=request.terms.trace
+        )
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
     def _promise(self, request: TierRequest, group: int, index: int) -> Answer:

@@ -1,0 +1,101 @@
+package feed
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/router/blocksize"
+)
+
+// Nobody gave the size: the first event that says one is not lost, nor is one before it that says none.
+func TestARankLearnsTheBlockSizeOfItsEngine(t *testing.T) {
+	e := startOwn(t, listen(t), listen(t))
+	e.publish(removedEvent(9))
+	e.publish(storedEvent(0, []uint64{1}), storedEvent(1, []uint64{2}))
+	o := e.options()
+	o.BlockSize = blocksize.New(nil)
+	x := newMemIndex()
+	f := follow(t, o, x)
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
+	if s := f.Stats(); s.MismatchedBlockSize != 0 || s.Batches != 2 || s.Blocks != 3 || s.Resyncs != 0 {
+		t.Errorf("%+v", s)
+	}
+	if st := o.BlockSize.Status("m"); st.Tokens != testBlockSize || st.From != blocksize.Engines {
+		t.Errorf("%+v", st)
+	}
+}
+
+// Others have learnt another size meanwhile, and have it back: what the engine has is replayed.
+func TestARankFollowsTheSizeThatOthersHaveLearnt(t *testing.T) {
+	e := startOwn(t, listen(t), listen(t))
+	e.publish(storedEvent(0, []uint64{1}))
+	o := e.options()
+	o.BlockSize = blocksize.New(nil)
+	x := newMemIndex()
+	f := follow(t, o, x)
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	o.BlockSize.EngineSays("b", 8, 2*testBlockSize)
+	o.BlockSize.EngineSays("c", 9, 2*testBlockSize)
+	wait.For(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
+	wantKeys(t, x, 1)
+	o.BlockSize.Forget("b")
+	o.BlockSize.Forget("c")
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
+}
+
+// An engine that says two sizes is refused: it must not have all feeds of its model begin again with every event.
+func TestAnEngineThatContradictsItselfIsRefused(t *testing.T) {
+	e := startOwn(t, listen(t), listen(t))
+	e.publish(storedEvent(0, []uint64{1}))
+	o := e.options()
+	o.BlockSize = blocksize.New(nil)
+	x := newMemIndex()
+	f := follow(t, o, x)
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	for range 4 {
+		e.publish(eventMap("BlockStored", field("block_hashes", []uint64{7}), field("token_ids", append(tokensOf(1), tokensOf(2)...)), field("block_size", 2*testBlockSize)))
+		e.publish(storedEvent(0, []uint64{3}))
+	}
+	wait.For(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
+	wantKeys(t, x, 1)
+	if o.BlockSize.Tokens() != testBlockSize {
+		t.Error(o.BlockSize.Tokens())
+	}
+}
+
+// A store's only size is learnt while its snapshot is read; there is no second one.
+func TestAStoresBlockSizeIsLearnt(t *testing.T) {
+	o := residencyOptions()
+	o.BlockSize = blocksize.New(nil)
+	f, x := newResidency(t, o)
+	tell(t, f, hello(1, false), namespace(0, testBlockSize), records(0, chain(false, 1, 2)...), snapshotEnd(5))
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
+	if s := f.Stats(); s.MismatchedBlockSize != 0 || s.Namespaces != 1 || o.BlockSize.Tokens() != testBlockSize {
+		t.Errorf("%+v, %d", s, o.BlockSize.Tokens())
+	}
+}
+
+// Engines say another size than the first namespace has: the store is read again for the other one.
+func TestAStoreIsReadAgainForAnotherBlockSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := residencyOptions()
+		o.BlockSize = blocksize.New(nil)
+		old := namespace(1, 2*testBlockSize)
+		f, x, s := followStore(t, o,
+			stream(t, hello(1, false), old, namespace(0, testBlockSize), records(0, chain(false, 1)[0]), snapshotEnd(5)),
+			stream(t, hello(1, true), old, namespace(0, testBlockSize), heartbeat(5)),
+			stream(t, hello(1, false), old, namespace(0, testBlockSize), records(0, chain(false, 1)[0]), snapshotEnd(5)))
+		wantKeys(t, x, 1)
+		o.BlockSize.EngineSays("a", 0, testBlockSize)
+		soon()
+		wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
+		if st := f.Stats(); st.State != StateSynced || st.Snapshots != 2 || len(s.queries) != 3 || strings.Contains(s.queries[2], "epoch") {
+			t.Errorf("%+v, %q", st, s.queries)
+		}
+	})
+}

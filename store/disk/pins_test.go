@@ -1,0 +1,207 @@
+package disk
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store/disk/pins"
+)
+
+// fill writes new records, enough to have all others evicted.
+func fill(t *testing.T, s *Store, ns connector.NamespaceDigest, first int) {
+	t.Helper()
+	for c := range 50 {
+		for _, err := range writeAll(t, s, chainOf(ns, first+c, 20)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func promptPin(ns connector.NamespaceDigest, records []testRecord) []pins.Pin {
+	return []pins.Pin{{Namespace: ns, Shards: []connector.Shard{0}, Keys: keysOf(records)}}
+}
+
+// What is pinned stays, over saves of many times the cap and a restart, and no longer than its pins.
+func TestPinnedRecordsAreNotEvicted(t *testing.T) {
+	dir := t.TempDir()
+	s := openTest(t, testOptions(dir))
+	ns, other := openNamespace(t, s, "m"), openNamespace(t, s, "other")
+	prompt, whole, loose := chainOf(ns, 1, 40), chainOf(other, 2, 20), chainOf(ns, 3, 20)
+	mustWrite(t, s, prompt)
+	mustWrite(t, s, whole)
+	mustWrite(t, s, loose)
+	first, err := s.Pins().Add(t.Context(), promptPin(ns, prompt), time.Hour, false)
+	if err != nil || len(first) != 1 || first[0].Records != 40 || first[0].Bytes != 40*testPayload {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	if _, err := s.Pins().Add(t.Context(), []pins.Pin{{Namespace: other}}, time.Hour, false); err != nil {
+		t.Fatal(err)
+	}
+	half, err := s.Pins().Add(t.Context(), promptPin(ns, prompt[:20]), time.Hour, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := s.Stats(); st.Pinned != 60 || st.PinnedBytes != 60*testPayload {
+		t.Errorf("%d records of %d bytes are pinned", st.Pinned, st.PinnedBytes)
+	}
+	fill(t, s, ns, 100)
+	mustRead(t, s, prompt)
+	mustRead(t, s, whole)
+	if isPresent(s, loose[0].ID) || s.Stats().Evicted == 0 {
+		t.Fatal("nothing is evicted")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openTest(t, testOptions(dir))
+	openNamespace(t, s, "m")
+	openNamespace(t, s, "other")
+	if st := s.Stats(); st.Pinned != 60 {
+		t.Errorf("%d records are pinned after a restart", st.Pinned)
+	}
+	fill(t, s, ns, 200)
+	mustRead(t, s, prompt)
+	mustRead(t, s, whole)
+	// Another pin holds the first twenty.
+	if err := s.Pins().Remove(t.Context(), first[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.Stats(); st.Pinned != 40 || st.PinnedBytes != 40*testPayload {
+		t.Errorf("%d records are pinned", st.Pinned)
+	}
+	fill(t, s, ns, 300)
+	mustRead(t, s, prompt[:20])
+	if isPresent(s, prompt[39].ID) {
+		t.Error("a record whose pin is gone stays")
+	}
+	if err := s.Pins().Remove(t.Context(), half[0].ID, first[0].ID); err != nil {
+		t.Error(err)
+	}
+	if err := s.Pins().Remove(t.Context(), half[0].ID); !errors.Is(err, pins.ErrUnknown) {
+		t.Error(err)
+	}
+	mustBalance(t, s)
+	// A removal takes what is pinned, too.
+	if r, err := s.Purge(t.Context(), other, purgeWait); err != nil || r.Removed != 20 || r.Left != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if st := s.Stats(); st.Pinned != 0 || st.PinnedBytes != 0 || st.PinnedGivenUp != 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestPinsEndInTime(t *testing.T) {
+	var ahead atomic.Int64
+	o := testOptions(t.TempDir())
+	o.clock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "m")
+	records := chainOf(ns, 1, 10)
+	mustWrite(t, s, records)
+	if _, err := s.Pins().Add(t.Context(), promptPin(ns, records), 24*time.Hour, false); err != nil {
+		t.Fatal(err)
+	}
+	ahead.Store(int64(25 * time.Hour))
+	if _, err := s.Pins().Add(t.Context(), promptPin(ns, records[:1]), time.Hour, false); err != nil { // wakes it
+		t.Fatal(err)
+	}
+	wait.For(t, "the end of a pin", func() bool { return s.Stats().Pinned == 1 && len(s.Pins().List()) == 1 })
+}
+
+// Pins can't stop saves: they have a bound, and what no bound covers gives way.
+func TestPinsLeaveRoom(t *testing.T) {
+	s := openTest(t, testOptions(t.TempDir()))
+	ns := openNamespace(t, s, "m")
+	fill(t, s, ns, 1)
+	before := s.Stats()
+	if _, err := s.Pins().Add(t.Context(), []pins.Pin{{Namespace: ns}}, time.Hour, false); !errors.Is(err, pins.ErrFull) {
+		t.Fatalf("%v", err)
+	}
+	if st := s.Stats(); st.Pinned != 0 || before.Records == 0 {
+		t.Errorf("%d records are pinned", st.Pinned)
+	}
+	if _, err := s.Pins().Add(t.Context(), promptPin(ns, chainOf(ns, 999, 5)), time.Hour, false); !errors.Is(err, pins.ErrNothing) {
+		t.Errorf("%v", err)
+	}
+	if _, err := s.Pins().Add(t.Context(), promptPin(ns, chainOf(ns, 10, 5)), pins.MaxTime+1, false); err == nil {
+		t.Error("a pin without end")
+	}
+	// Every segment has some pinned record, and saves of another size need a segment.
+	var all []pins.Pin
+	for c := range 50 {
+		records := chainOf(ns, 1+c, 20)
+		for i := 0; i < len(records); i += 5 {
+			if isPresent(s, records[i].ID) {
+				all = append(all, promptPin(ns, records[i:i+1])...)
+			}
+		}
+	}
+	pinned, err := s.Pins().Add(t.Context(), all, time.Hour, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := chainOf(openNamespace(t, s, "large"), 1, 4)
+	for i := range large {
+		large[i].Bytes = 5 * testPayload
+	}
+	mustWrite(t, s, large)
+	mustRead(t, s, large)
+	st := s.Stats()
+	if st.PinnedGivenUp == 0 || st.Pinned+int64(st.PinnedGivenUp) != int64(len(pinned)) || st.PinnedBytes != st.Pinned*testPayload {
+		t.Errorf("%d of %d are pinned, %d went", st.Pinned, len(pinned), st.PinnedGivenUp)
+	}
+	mustBalance(t, s)
+}
+
+// A damaged file of pins costs the pins, and nothing else.
+func TestADamagedFileOfPinsCostsNoData(t *testing.T) {
+	dir := t.TempDir()
+	s := openTest(t, testOptions(dir))
+	ns := openNamespace(t, s, "m")
+	records := chainOf(ns, 1, 10)
+	mustWrite(t, s, records)
+	if _, err := s.Pins().Add(t.Context(), promptPin(ns, records), time.Hour, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, pins.FileName)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func() error{
+		"flipped": func() error { return flipBit(path, int64(len(good)-20), 3) },
+		"cut":     func() error { return os.Truncate(path, int64(len(good)/2)) },
+		"empty":   func() error { return os.Truncate(path, 0) },
+		"huge":    func() error { return os.Truncate(path, 1<<40) },
+	} {
+		if err := os.WriteFile(path, good, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		s := openTest(t, testOptions(dir))
+		openNamespace(t, s, "m")
+		mustRead(t, s, records)
+		if st := s.Stats(); !st.PinsLost || st.Pinned != 0 {
+			t.Errorf("%s: %d are pinned, lost %v", name, st.Pinned, st.PinsLost)
+		}
+		if _, err := s.Pins().Add(t.Context(), promptPin(ns, records), time.Hour, false); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
