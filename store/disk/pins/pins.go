@@ -162,10 +162,9 @@ func (p *Pins) Add(ctx context.Context, list []Pin, during time.Duration, dry bo
 		return nil, ErrNothing
 	}
 	kept, more := p.o.Table.Kept().Bytes, int64(0)
-	for i := range all {
-		if !p.o.Table.Keeps(all[i].Ref) {
-			more += int64(all[i].Bytes)
-		}
+	fresh := slices.DeleteFunc(all, func(r chains.Record) bool { return p.o.Table.Keeps(r.Ref) })
+	for i := range fresh {
+		more += int64(fresh[i].Bytes)
 	}
 	if kept+more > p.o.MaxBytes {
 		return nil, fmt.Errorf("%d bytes beside %d that are pinned, at most %d: %w", more, kept, p.o.MaxBytes, ErrFull)
@@ -173,12 +172,13 @@ func (p *Pins) Add(ctx context.Context, list []Pin, during time.Duration, dry bo
 	if dry {
 		return added, nil
 	}
-	left := append(p.List(), added...)
-	if err := p.save(left); err != nil {
+	p.keep(fresh, true) // before the file is written: evictions go on meanwhile
+	list = append(p.List(), added...)
+	if err := p.save(list); err != nil {
+		p.keep(fresh, false)
 		return nil, err
 	}
-	p.set(left)
-	p.keep(all, true)
+	p.set(list)
 	return added, nil
 }
 
