@@ -342,6 +342,44 @@ func TestCacheExportsAndImports(t *testing.T) {
 	}
 }
 
+// What is damaged on disk is not exported, and the command says so.
+func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
+	const length = 6 * demoBlockTokens
+	s := serve(t, t.TempDir())
+	s.complete(1, promptTokens(1, 0, length))
+	n, file := s.namespace(), filepath.Join(t.TempDir(), "kv")
+	segments, err := filepath.Glob(filepath.Join(s.dir, "segments", "*.kv"))
+	if err != nil || len(segments) == 0 {
+		t.Fatal(segments, err)
+	}
+	for _, path := range segments {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1)
+		for at := int64(32 << 10); at < 80<<10; at += 4 << 10 { // about a record
+			if _, err := f.ReadAt(b, at); err != nil {
+				break
+			}
+			b[0] ^= 1
+			if _, err := f.WriteAt(b, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if status, errs := s.cache(nil, "export", "--model", n.Model, "--output", file); status != 1 || !strings.Contains(errs, "damaged, and are not in the file") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	var i archive.Imported
+	if status, errs := s.cache(&i, "import", file); status != 0 || i.Records == 0 || i.Records >= n.Records {
+		t.Errorf("%d: %s %+v of %d records", status, errs, i, n.Records)
+	}
+}
+
 // An archive is not sealed: that of a sealed store has to be asked for, and what goes into one is sealed there.
 func TestCacheExportOfASealedStore(t *testing.T) {
 	const length = 6 * demoBlockTokens

@@ -155,7 +155,7 @@ func TestPinsLeaveRoom(t *testing.T) {
 	mustWrite(t, s, large)
 	mustRead(t, s, large)
 	st := s.Stats()
-	if st.PinnedGivenUp == 0 || st.Pinned+int64(st.PinnedGivenUp) != int64(len(pinned)) || st.PinnedBytes != st.Pinned*testPayload {
+	if st.PinnedGivenUp == 0 || st.Pinned+int64(st.PinnedGivenUp) > int64(len(pinned)) || st.Pinned < int64(len(pinned)/2) || st.PinnedBytes != st.Pinned*testPayload {
 		t.Errorf("%d of %d are pinned, %d went", st.Pinned, len(pinned), st.PinnedGivenUp)
 	}
 	mustBalance(t, s)

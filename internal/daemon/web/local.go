@@ -10,6 +10,7 @@ import (
 // local lets requests through that come over loopback and ask for loopback. A page in a browser of this machine, under a
 // name that its owner has made point here, does not.
 func local(next http.Handler) http.Handler {
+	next = http.NewCrossOriginProtection().Handler(next) // nor does one under a name of its own
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopback(r.RemoteAddr) || !isLoopback(r.Host) {
 			http.Error(w, "without http_token only requests over loopback, to 127.0.0.1, [::1] or localhost, may change anything",

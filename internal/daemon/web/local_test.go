@@ -6,6 +6,22 @@ import (
 	"testing"
 )
 
+// A page of another site that a browser of this machine shows can send requests over loopback, too.
+func TestPagesOfOthersChangeNothing(t *testing.T) {
+	h := Handler([]Route{{Pattern: "POST /x", Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), Changes: true}}, "")
+	for origin, want := range map[string]int{"": 200, "http://127.0.0.1:9477": 200, "https://evil.example": 403, "null": 403} {
+		r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1:9477/x", nil)
+		r.RemoteAddr = "127.0.0.1:5"
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("%q: %d", origin, w.Code)
+		}
+	}
+}
+
 func TestChangesNeedTheTokenOrLoopback(t *testing.T) {
 	done := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	for _, c := range []struct {

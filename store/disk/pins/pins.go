@@ -162,10 +162,9 @@ func (p *Pins) Add(ctx context.Context, list []Pin, during time.Duration, dry bo
 		return nil, ErrNothing
 	}
 	kept, more := p.o.Table.Kept().Bytes, int64(0)
-	for i := range all {
-		if !p.o.Table.Keeps(all[i].Ref) {
-			more += int64(all[i].Bytes)
-		}
+	fresh := slices.DeleteFunc(all, func(r chains.Record) bool { return p.o.Table.Keeps(r.Ref) })
+	for i := range fresh {
+		more += int64(fresh[i].Bytes)
 	}
 	if kept+more > p.o.MaxBytes {
 		return nil, fmt.Errorf("%d bytes beside %d that are pinned, at most %d: %w", more, kept, p.o.MaxBytes, ErrFull)
@@ -173,20 +172,23 @@ func (p *Pins) Add(ctx context.Context, list []Pin, during time.Duration, dry bo
 	if dry {
 		return added, nil
 	}
-	if err := p.save(append(p.List(), added...)); err != nil {
+	p.keep(fresh, true) // before the file is written: evictions go on meanwhile
+	list = append(p.List(), added...)
+	if err := p.save(list); err != nil {
+		p.keep(fresh, false)
 		return nil, err
 	}
-	p.keep(all, true)
+	p.set(list)
 	return added, nil
 }
 
 // Remove ends pins before their time. It fails with [ErrUnknown] if there are none with these names, or like [Pins.Add].
 func (p *Pins) Remove(ctx context.Context, ids ...string) error {
-	return p.drop(ctx, func(pin *Pin) bool { return slices.Contains(ids, pin.ID) })
+	return p.drop(ctx, false, func(pin *Pin) bool { return slices.Contains(ids, pin.ID) })
 }
 
-// drop ends the pins that it chooses.
-func (p *Pins) drop(ctx context.Context, chosen func(*Pin) bool) error {
+// drop ends the pins that it chooses; if their time is over, also where the file can't be written: they end at the next start anyway.
+func (p *Pins) drop(ctx context.Context, over bool, chosen func(*Pin) bool) error {
 	if err := p.take(ctx); err != nil {
 		return err
 	}
@@ -195,9 +197,12 @@ func (p *Pins) drop(ctx context.Context, chosen func(*Pin) bool) error {
 	if len(dropped) == 0 {
 		return ErrUnknown
 	}
-	if err := p.save(left); err != nil {
+	err := p.save(left)
+	if err != nil && !over {
 		return err
 	}
+	p.set(left)
+	ctx = context.WithoutCancel(ctx) // else records would stay pinned that no pin has
 	for i := range dropped {
 		found, err := p.find(ctx, &dropped[i])
 		if err != nil {
@@ -205,7 +210,7 @@ func (p *Pins) drop(ctx context.Context, chosen func(*Pin) bool) error {
 		}
 		p.keep(slices.DeleteFunc(found, covers(left, dropped[i].Namespace)), false)
 	}
-	return nil
+	return err
 }
 
 // covers returns what says whether pins of a list keep a record of a namespace.
@@ -228,7 +233,7 @@ func covers(list []Pin, ns connector.NamespaceDigest) func(chains.Record) bool {
 	}
 }
 
-// save writes the file, and then makes the list the one in force.
+// save writes the file.
 func (p *Pins) save(list []Pin) error {
 	if err := check(list); err != nil {
 		return err
@@ -245,6 +250,11 @@ func (p *Pins) save(list []Pin) error {
 	if err != nil {
 		return fmt.Errorf("write pins: %w: %w", store.ErrIO, err)
 	}
+	return nil
+}
+
+// set makes a list the one in force.
+func (p *Pins) set(list []Pin) {
 	p.mu.Lock()
 	p.list = list
 	p.mu.Unlock()
@@ -252,7 +262,6 @@ func (p *Pins) save(list []Pin) error {
 	case p.changed <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 func (p *Pins) take(ctx context.Context) error {
@@ -284,9 +293,8 @@ func (p *Pins) Lost() bool {
 }
 
 const (
-	// retry is how long an end of a pin that failed is waited for, and the longest time between two looks at the clock,
-	// which may have been set.
-	retry = time.Minute
+	// look is the longest time between two looks at the clock, which may have been set.
+	look = time.Minute
 	// settle is the time between two looks whether all records are found.
 	settle = time.Second
 )
@@ -307,25 +315,25 @@ func (p *Pins) Run(ctx context.Context, complete func() bool) {
 		case <-p.changed:
 		}
 		t.Stop()
-		if again && complete() {
+		if again && complete() && p.take(ctx) == nil {
 			again = false
 			p.apply(ctx, p.List())
+			p.release()
 		}
 		now := p.o.Clock()
 		if !slices.ContainsFunc(p.List(), func(pin Pin) bool { return !pin.Until.After(now) }) {
 			continue
 		}
-		if err := p.drop(ctx, func(pin *Pin) bool { return !pin.Until.After(now) }); err != nil && ctx.Err() == nil {
-			p.o.Logger.Warn("store: pins whose time is over cannot be ended, it is tried again", "err", err,
+		if err := p.drop(ctx, true, func(pin *Pin) bool { return !pin.Until.After(now) }); err != nil && ctx.Err() == nil {
+			p.o.Logger.Warn("store: the file of pins still has some whose time is over", "err", err,
 				"remedy", "free space in the file system of the store; see the kernel's log if the disk fails")
-			fsio.Sleep(ctx, retry)
 		}
 	}
 }
 
 // next is the time until a pin ends.
 func (p *Pins) next() time.Duration {
-	now, pause := p.o.Clock(), retry
+	now, pause := p.o.Clock(), look
 	for _, pin := range p.List() {
 		pause = min(pause, max(0, pin.Until.Sub(now)))
 	}
