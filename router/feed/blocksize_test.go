@@ -57,11 +57,11 @@ func TestAnEngineThatContradictsItselfIsRefused(t *testing.T) {
 	x := newMemIndex()
 	f := follow(t, o, x)
 	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
-	for range 4 {
+	wait.For(t, "a refusal", func() bool { // the subscription may arrive later than the first event
 		e.publish(eventMap("BlockStored", field("block_hashes", []uint64{7}), field("token_ids", append(tokensOf(1), tokensOf(2)...)), field("block_size", 2*testBlockSize)))
 		e.publish(storedEvent(0, []uint64{3}))
-	}
-	wait.For(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
+		return f.Stats().State == StateRefused
+	})
 	wantKeys(t, x, 1)
 	if o.BlockSize.Tokens() != testBlockSize {
 		t.Error(o.BlockSize.Tokens())
