@@ -154,7 +154,7 @@ def test_memory_that_cannot_be_prepared_says_why(cuda: Cuda, faults: Faults, str
         DeviceMemory([[memory]], 0, lambda: stream, str(cuda.path))
     cuda.use()  # what could not be popped is no longer current
     DeviceMemory([[memory]], 0, lambda: stream, str(cuda.path))
-    assert descriptors() == before
+    assert descriptors() <= before  # less where one of an earlier test was closed meanwhile
 
 
 def test_an_error_without_a_name_has_its_number(cuda: Cuda, faults: Faults, stream: int) -> None:
