@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/purge"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/disk/stats"
 	"github.com/kvconn/kvconn/store/eventlog"
 
 	mathrand "math/rand/v2"
@@ -53,7 +54,7 @@ type Store struct {
 	purges        *purge.Purges
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
-	count         counters
+	count         stats.Counters
 	seq           atomic.Uint64
 
 	doubts     readio.Doubts

@@ -96,7 +96,7 @@ func (s *Store) accept(op *write) error {
 	}
 	need := segment.SlotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
 	}
 	w.bytes += need
@@ -140,7 +140,7 @@ func (s *Store) checkWrite(op *write) error {
 		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, namespace.ErrNotOpen)
 	}
 	if slot := segment.SlotBytes(len(op.Payload)); s.space.NeverFits(slot) {
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.state.Limits.MaxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
@@ -284,7 +284,7 @@ func (s *Store) finishWrite(op *write) {
 	op.done(op.WriteOp)
 	for _, f := range followers {
 		f.Err = err
-		s.count.same.Add(1)
+		s.count.Same.Add(1)
 		f.done(f.WriteOp)
 	}
 	w.mu.Lock()
@@ -297,14 +297,14 @@ func (s *Store) finishWrite(op *write) {
 func (s *Store) countWrite(op *write) {
 	switch {
 	case op.Err != nil && errors.Is(op.Err, store.ErrBusy):
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 	case op.Err != nil:
-		s.count.writeErrors.Add(1)
+		s.count.WriteErrors.Add(1)
 	case op.budget == 0:
-		s.count.same.Add(1)
+		s.count.Same.Add(1)
 	default:
-		s.count.writes.Add(1)
-		s.count.writeBytes.Add(uint64(len(op.Payload)))
+		s.count.Writes.Add(1)
+		s.count.WriteBytes.Add(uint64(len(op.Payload)))
 	}
 }
 

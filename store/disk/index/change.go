@@ -1,6 +1,10 @@
 package index
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
+)
 
 // Insertion is a record to add to the table.
 type Insertion struct {
@@ -9,6 +13,7 @@ type Insertion struct {
 	Ref    Ref
 	Seq    uint64
 	Bytes  uint32
+	Tenant tenants.ID
 
 	// Set by Place and Insert: what the journal keeps of the record, and whether it was
 	// added (false if its identity was there already).
@@ -105,7 +110,7 @@ func (p *placer) place() {
 	if ref := t.find(&parent); ref != NoRef {
 		e := t.entry(ref)
 		in.ParentRef, in.Depth = ref, e.childDepth()
-		if t.full(e.tick())+p.lag < p.now {
+		if t.full(e.use.Tick())+p.lag < p.now {
 			p.rest = ref
 		}
 		return
@@ -164,25 +169,25 @@ func (t *Table) insert(in *Insertion, now uint32) {
 	var p *entry
 	if in.ParentRef != NoRef {
 		p = t.entry(in.ParentRef)
-		in.Tick = p.tick()
+		in.Tick = p.use.Tick()
 	}
 	e := t.entry(in.Ref)
-	pins := e.use & pinMask // a writer may hold the slot
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-		seq: in.Seq, bytes: in.Bytes, use: uint64(in.Tick)<<tickShift | pins,
+		seq: in.Seq, bytes: in.Bytes, use: recency.At(in.Tick, e.use.Pins()), // a writer may hold the slot
 	}
 	e.place(in.ParentRef, p)
 	in.Depth = e.depth
-	t.add(h, in.Ref, e)
+	t.add(h, in.Ref, e, in.Tenant)
 	in.Added = true
 }
 
 // add makes a filled entry findable and counts it.
-func (t *Table) add(h uint64, ref Ref, e *entry) {
+func (t *Table) add(h uint64, ref Ref, e *entry, tenant tenants.ID) {
 	t.put(h, ref)
 	t.count++
 	t.bytes += int64(e.bytes)
+	t.tenants.Add(uint32(ref), tenant, slotBytes(e.bytes))
 	t.cold.lower(ref, t.order(e))
 }
 
@@ -240,6 +245,7 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	delete(t.hidden, ref)
 	t.count--
 	t.bytes -= int64(e.bytes)
+	t.tenants.Remove(uint32(ref), slotBytes(e.bytes))
 	e.seq = 0
 	return out, true
 }
@@ -261,7 +267,7 @@ func (t *Table) emptyRun(base Ref, slots uint32, out []Removed) (removed []Remov
 	for ref := base; ref < base+Ref(slots) && !t.closed; ref++ {
 		e := t.entry(ref)
 		switch {
-		case e.pins() > 0:
+		case e.use.Pins() > 0:
 			left++
 		case e.seq != 0:
 			if rm, ok := t.remove(ref, e.seq); ok {

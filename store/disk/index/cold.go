@@ -223,7 +223,7 @@ func (ch *choice) look() bool {
 		}
 		order := t.order(e)
 		switch {
-		case e.pins() > 0:
+		case e.use.Pins() > 0:
 			least = min(least, max(order, ch.began+1))
 		case order <= next:
 			ch.found = append(ch.found, Victim{Ref: ref, Seq: e.seq, order: order})
@@ -323,7 +323,7 @@ func (t *Table) evictRun(class int64, want int, out []Removed) []Removed {
 		if e.seq != v.Seq {
 			continue
 		}
-		if e.pins() > 0 {
+		if e.use.Pins() > 0 {
 			t.cold.lower(v.Ref, max(v.order, orderOf(t.clock.Load(), 0)))
 			continue
 		}

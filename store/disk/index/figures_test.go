@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/docs"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -44,8 +45,8 @@ func TestFiguresOfTheIndex(t *testing.T) {
 	} {
 		docs.Says(t, "adr/0003-store.md", text)
 	}
-	if agingCycle != 1<<30 || maxAge != 1<<30 || moveAhead != 2 {
-		t.Errorf("all entries are gone over in %d ticks, to an age of %d; %d buckets move", agingCycle, maxAge, moveAhead)
+	if agingCycle != 1<<30 || recency.MaxAge != 1<<30 || moveAhead != 2 {
+		t.Errorf("all entries are gone over in %d ticks, to an age of %d; %d buckets move", agingCycle, recency.MaxAge, moveAhead)
 	}
 	docs.Says(t, "adr/0003-store.md", "once in 2^30 ticks: what was not used for 2^30 is given that age")
 	docs.Says(t, "adr/0003-store.md", "moves the next two buckets over")

@@ -94,9 +94,9 @@ func (t *Table) sampleGroup(r Range, sum, n *uint64) (free bool) {
 	free = true
 	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
 		e := t.entry(ref)
-		free = free && e.pins() == 0
+		free = free && e.use.Pins() == 0
 		if e.seq != 0 {
-			*sum += t.full(e.tick())
+			*sum += t.full(e.use.Tick())
 			*n++
 		}
 	}

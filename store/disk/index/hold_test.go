@@ -66,7 +66,7 @@ func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
 	<-placed
 	table.mu.RUnlock()
 	for i := range Ref(blocks) {
-		if age := table.Clock() - table.full(table.entry(i).tick()); age > parentLag && age < 1<<40 {
+		if age := table.Clock() - table.full(table.entry(i).use.Tick()); age > parentLag && age < 1<<40 {
 			t.Fatalf("block %d was used %d ticks ago", i, age)
 		}
 	}
@@ -75,7 +75,7 @@ func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
 	if table.entry(0).use != before {
 		t.Error("the insertion touched the chain once more")
 	}
-	if p := table.entry(blocks - 1); batch[0].Depth != blocks || table.entry(base).tick() != p.tick() {
+	if p := table.entry(blocks - 1); batch[0].Depth != blocks || table.entry(base).use.Tick() != p.use.Tick() {
 		t.Errorf("the new block has depth %d and another recency than its parent", batch[0].Depth)
 	}
 }
@@ -90,7 +90,7 @@ func TestInsertionAloneNeverWalksAChain(t *testing.T) {
 	table.clock.Add(1 << 20)
 	before := table.entry(0).use
 	table.Insert([]Insertion{{ID: ID{Key: connector.Key{1}}, Parent: chains[0][999], Ref: base, Seq: 2000, Bytes: 1}})
-	if table.entry(0).use != before || table.entry(base).tick() != table.entry(999).tick() {
+	if table.entry(0).use != before || table.entry(base).use.Tick() != table.entry(999).use.Tick() {
 		t.Error("the chain was touched, or the record is more recent than its parent")
 	}
 }
@@ -160,7 +160,7 @@ func TestRecencyOutlivesTheTicks(t *testing.T) {
 	table.Track(1, Range{base, 1}, 0)
 	loaded := ID{Key: connector.Key{9}}
 	table.Load([]Loaded{{ID: loaded, Ref: base, Seq: 1<<63 - 1, Bytes: 1, Parent: NoRef}}, nil)
-	if table.full(table.entry(base).tick()) >= clockStart {
+	if table.full(table.entry(base).use.Tick()) >= clockStart {
 		t.Error("a record that was loaded counts as used since")
 	}
 	for round := range 100 {

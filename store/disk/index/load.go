@@ -1,10 +1,10 @@
 package index
 
 import (
-	"math/bits"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -25,10 +25,11 @@ import (
 
 // Loaded is a record found in the journal or in segment headers when a store opens.
 type Loaded struct {
-	ID    ID
-	Ref   Ref
-	Seq   uint64
-	Bytes uint32
+	ID     ID
+	Ref    Ref
+	Seq    uint64
+	Bytes  uint32
+	Tenant tenants.ID
 	// Parent is the slot of the chain's previous block where it is known, with Depth the
 	// number of blocks before this one. If Parent is NoRef, ParentKey names that block, zero
 	// at the head of a chain; namespace and shard are those of ID. The block need not be
@@ -84,39 +85,12 @@ func (t *Table) load(in *Loaded) {
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
 		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
-		use: uint64(writtenTick(in.Seq))<<tickShift | e.use&pinMask,
+		use: recency.At(recency.Written(in.Seq), e.use.Pins()),
 	}
 	if in.Parent == NoRef {
 		t.link(e, &in.ID, in.ParentKey)
 	}
-	t.add(in.ID.hash(), in.Ref, e)
-}
-
-// Sequence numbers count up within an opening of the store, whose number is in the bits
-// from SeqBits on.
-const (
-	SeqBits = 40
-	// stepBits is the precision with which ticks follow sequence numbers: a step is at
-	// most this part of what was written until then.
-	stepBits = 8
-	// Codes of 24 and of 40 bits with that precision.
-	openingCodeBits, counterCodeBits = 13, 14
-	// firstTick is past the tick of every record loaded.
-	firstTick = 1 << (openingCodeBits + counterCodeBits)
-)
-
-// writtenTick is the recency of a record that is known only to have been written. It
-// rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
-// before their heads.
-func writtenTick(seq uint64) uint32 {
-	opening, counter := seq>>SeqBits, seq&(1<<SeqBits-1)
-	return coarse(opening)<<counterCodeBits | coarse(counter)
-}
-
-// coarse is a monotone code of x: its highest bits and how many follow.
-func coarse(x uint64) uint32 {
-	rest := max(bits.Len64(x)-(stepBits+1), 0)
-	return uint32(rest<<stepBits) + uint32(x>>rest)
+	t.add(in.ID.hash(), in.Ref, e, in.Tenant)
 }
 
 // Reserve makes room for that many records at once, which is quicker than growing with
@@ -169,7 +143,7 @@ func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 		}
 		b := &bounds[(ref-1-begin)>>groupShift]
 		*b = min(*b, t.order(e))
-		*sum += t.full(e.tick())
+		*sum += t.full(e.use.Tick())
 		*n++
 	}
 	t.cold.mu.Lock()
@@ -201,7 +175,7 @@ func (t *Table) describe(base Ref, slots uint32, out []Insertion) []Insertion {
 		}
 		in := Insertion{
 			ID: ID{e.namespace, e.shard, e.key}, Ref: ref, Seq: e.seq, Bytes: e.bytes,
-			ParentRef: t.validParent(e), Tick: e.tick(), Depth: e.blocksBefore(),
+			ParentRef: t.validParent(e), Tick: e.use.Tick(), Depth: e.blocksBefore(),
 		}
 		if in.ParentRef != NoRef {
 			in.Parent = t.entry(in.ParentRef).key

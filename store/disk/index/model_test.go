@@ -305,8 +305,8 @@ func (m *model) checkOrder() {
 	}
 	for _, f := range m.found {
 		e := t.entry(f.Ref)
-		if p := t.validParent(e); p != NoRef && t.full(t.entry(p).tick()) < t.full(e.tick()) {
-			m.t.Fatalf("slot %d: used %d ticks after its parent", f.Ref, t.full(e.tick())-t.full(t.entry(p).tick()))
+		if p := t.validParent(e); p != NoRef && t.full(t.entry(p).use.Tick()) < t.full(e.use.Tick()) {
+			m.t.Fatalf("slot %d: used %d ticks after its parent", f.Ref, t.full(e.use.Tick())-t.full(t.entry(p).use.Tick()))
 		}
 		p := t.cold.place(f.Ref)
 		if bound := class.bounds.Bound(p.leaf); bound > t.order(e) && !chosen[f.Ref] {

@@ -45,7 +45,7 @@ func checkChains(t *testing.T, table *Table, all []Loaded, depth map[connector.K
 		if (p != NoRef) != (in.ParentKey != connector.Key{}) {
 			t.Fatalf("record %d: parent %d of key %v", i, p, in.ParentKey)
 		}
-		if p != NoRef && (table.entry(p).key != in.ParentKey || table.entry(p).tick() < e.tick()) {
+		if p != NoRef && (table.entry(p).key != in.ParentKey || table.entry(p).use.Tick() < e.use.Tick()) {
 			t.Fatalf("record %d: its parent is another, or older", i)
 		}
 	}
@@ -77,23 +77,4 @@ func TestRecordsLoadedInAnyOrderFindTheirParentsByKey(t *testing.T) {
 		<-done
 	}
 	checkChains(t, table, all, depth)
-}
-
-func TestOrderOfWritingIsKeptWithinItsSteps(t *testing.T) {
-	last := uint32(0)
-	for opening := range uint64(600) {
-		for _, counter := range []uint64{1, 2, 300, 511, 513, 70_000, 1 << 20, 1<<SeqBits - 1} {
-			tick := writtenTick(opening<<SeqBits | counter)
-			if tick <= last && opening < 1<<stepBits {
-				t.Fatalf("opening %d, record %d: tick %d after %d", opening, counter, tick, last)
-			}
-			if tick < last && coarse(opening) != coarse(opening-1) || tick >= firstTick {
-				t.Fatalf("opening %d, record %d: tick %d after %d", opening, counter, tick, last)
-			}
-			last = tick
-		}
-	}
-	if tick := writtenTick(1<<64 - 1); tick >= firstTick {
-		t.Errorf("last tick %d", tick)
-	}
 }

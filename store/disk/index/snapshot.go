@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -17,6 +19,9 @@ type Image struct {
 	Spare   []Range
 	Buckets int // of the hash table
 	Wrapped int // of these, those that may hold what belongs at the end
+	// Tenants are those of the numbers in Owners, which has one for each slot, in runs as Entries.
+	Tenants []tenants.Saved
+	Owners  [][]byte
 	// Entries are the entries of slots 0 to Limit in runs of at most ImageRun slots, Hash
 	// the buckets in runs of at most HashRun.
 	Entries, Hash [][]byte
@@ -41,7 +46,7 @@ func (t *Table) Image() Image {
 	if t.region != &t.blank {
 		im.Buckets, im.Wrapped, im.Hash = len(t.region.Buckets), t.region.Wraps(), t.region.Blocks()
 	}
-	im.Entries = t.entryBlocks()
+	im.Entries, im.Tenants, im.Owners = t.entryBlocks(), t.tenants.Save(), t.tenants.Blocks(uint32(im.Limit))
 	return im
 }
 
@@ -69,7 +74,10 @@ func (t *Table) Prepare(im *Image) error {
 	t.limit, t.count, t.bytes = im.Limit, im.Count, im.Bytes
 	t.clock.Store(max(im.Clock, clockStart))
 	t.spare = slices.Clone(im.Spare)
-	im.Entries = t.entryBlocks()
+	im.Entries, im.Owners = t.entryBlocks(), t.tenants.Blocks(uint32(im.Limit))
+	if err := t.tenants.Restore(im.Tenants); err != nil {
+		return err
+	}
 	if im.Buckets == 0 {
 		return nil
 	}
@@ -86,7 +94,8 @@ func (t *Table) Prepare(im *Image) error {
 // the snapshot mean nothing to this one.
 func (t *Table) Finish(first, end Ref) {
 	for ref := first; ref < end; ref++ {
-		t.entry(ref).use &^= pinMask
+		e := t.entry(ref)
+		e.use = recency.At(e.use.Tick(), 0)
 	}
 }
 

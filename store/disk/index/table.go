@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 	"github.com/kvconn/kvconn/store/offheap"
 )
@@ -48,6 +49,8 @@ type Table struct {
 	spare []Range // those given back before it, in order
 	count int
 	bytes int64 // payload bytes of all records
+	// tenants keeps count of whose they are.
+	tenants *tenants.Ledger
 
 	cold cold
 }
@@ -68,7 +71,7 @@ func New() *Table {
 	t.blank.Buckets = t.blankBucket[:]
 	t.region, t.giveBytes = &t.blank, giveBytes
 	t.cold.classes = make(map[int64]*coldClass)
-	t.hidden = make(map[Ref]bool)
+	t.hidden, t.tenants = make(map[Ref]bool), tenants.New()
 	return t
 }
 
@@ -116,6 +119,9 @@ func (t *Table) reserve(end uint64) error {
 		t.chunks = append(t.chunks, (*[chunkEntries]entry)(unsafe.Pointer(unsafe.SliceData(b))))
 		t.populated = append(t.populated, 0)
 		t.cold.places = append(t.cold.places, nil)
+		if err := t.tenants.Grow(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -155,6 +161,7 @@ func (t *Table) Close() {
 	t.emptied.Free()
 	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
+	t.tenants.Close()
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
 }
 
@@ -164,6 +171,9 @@ func (t *Table) Len() int {
 	defer t.mu.RUnlock()
 	return t.count
 }
+
+// Tenants keeps count of whose the records are.
+func (t *Table) Tenants() *tenants.Ledger { return t.tenants }
 
 // PayloadBytes is the sum of the payload sizes.
 func (t *Table) PayloadBytes() int64 {
@@ -176,5 +186,5 @@ func (t *Table) PayloadBytes() int64 {
 func (t *Table) MemoryBytes() int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return int64(t.limit)*entryBytes + t.hashBytes() + t.cold.memoryBytes() + int64(unsafe.Sizeof(*t))
+	return int64(t.limit)*entryBytes + t.hashBytes() + t.cold.memoryBytes() + t.tenants.MemoryBytes(int64(t.limit)) + int64(unsafe.Sizeof(*t))
 }
