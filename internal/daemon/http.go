@@ -77,6 +77,8 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "GET /v1/namespaces", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeList(w, r) })},
 		{Pattern: "POST /v1/explain", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.explain.ServeHTTP(w, r) })},
 		{Pattern: "DELETE /v1/namespaces/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeRemoval(w, r) }), Changes: true},
+		{Pattern: "GET /v1/tenants", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeTenants(w, r) })},
+		{Pattern: "DELETE /v1/tenants/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeTenantRemoval(w, r) }), Changes: true},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -83,6 +84,8 @@ type Options struct {
 	Record *tracelog.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
+	// Tenants are those with names.
+	Tenants []tenantfile.Tenant
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger

@@ -33,7 +33,13 @@ func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, c
 		s.leases.Recycle(e)
 		return 0, 0
 	}
-	return blocks, s.leases.Hold(e, s.opts.clock().Add(s.clampLease(ttl)))
+	now := s.opts.clock()
+	s.namespaces.Hit(number, blocks, now)
+	if s.purges.HoldsTenant(s.table.Hit(e.Refs[0], blocks, now)) {
+		s.endLease(e)
+		return 0, 0
+	}
+	return blocks, s.leases.Hold(e, now.Add(s.clampLease(ttl)))
 }
 
 func (s *Store) clampLease(ttl time.Duration) time.Duration {

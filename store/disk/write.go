@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
 	"github.com/kvconn/kvconn/store/disk/segment"
@@ -87,7 +88,7 @@ func (s *Store) accept(op *write) error {
 		return nil
 	}
 	if found, ok := s.table.Get(op.id, false); ok {
-		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Seq) {
+		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Seq) && !s.purges.DoomsTenant(tenants.Of(op.Scope), found.Seq) {
 			w.pending++
 			s.commits.Push(ended{op})
 			return nil

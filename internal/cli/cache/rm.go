@@ -20,9 +20,12 @@ type rmCmd struct {
 	Model     string `name:"model" xor:"what" required:"" placeholder:"NAME" help:"Remove all namespaces of this model."`
 	Namespace string `name:"namespace" xor:"what" required:"" placeholder:"DIGEST" help:"Remove this namespace: its digest, or the beginning of it that no other has."`
 	All       bool   `name:"all" xor:"what" required:"" help:"Remove everything."`
-	Yes       bool   `name:"yes" short:"y" help:"Remove. Without it the command says what it would remove, and fails."`
-	DryRun    bool   `name:"dry-run" short:"n" help:"Say what would be removed."`
-	JSON      bool   `name:"json" help:"Print what was removed of each namespace as JSON."`
+	// A salt is in a file, since a command line can be seen by others.
+	Tenant        string `name:"tenant" xor:"what" required:"" placeholder:"NAME|DIGEST" help:"Remove this tenant in all namespaces: its name in the daemon's tenants file, its digest, or the beginning of that that no other has."`
+	CacheSaltFile string `name:"cache-salt-file" xor:"what" required:"" placeholder:"FILE" help:"Remove the tenant whose cache_salt is in this file."`
+	Yes           bool   `name:"yes" short:"y" help:"Remove. Without it the command says what it would remove, and fails."`
+	DryRun        bool   `name:"dry-run" short:"n" help:"Say what would be removed."`
+	JSON          bool   `name:"json" help:"Print what was removed of each namespace as JSON."`
 }
 
 // Help is shown below the command's summary.
@@ -31,7 +34,9 @@ func (*rmCmd) Help() string {
 namespace; if some of it is left, the exit status is not 0, and the command can be given again.
 When it ends the removal is durable: nothing comes back after a crash. Payloads stay in the
 store's files, unused, until their place is written again. The object tier is not touched:
-what nodes share in a bucket is found there again.`
+what nodes share in a bucket is found there again.
+
+Host memory does not know whose a record is: with a tenant all of it goes, and is read from disk again.`
 }
 
 // Run removes.
@@ -39,6 +44,9 @@ func (c *rmCmd) Run(ctx context.Context, command *kong.Context, resolver *settin
 	daemon, err := c.find(ctx, command, resolver)
 	if err != nil {
 		return err
+	}
+	if c.Tenant != "" || c.CacheSaltFile != "" {
+		return c.runTenant(ctx, daemon, std)
 	}
 	return c.run(ctx, daemon, std)
 }

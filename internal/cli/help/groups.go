@@ -27,7 +27,7 @@ func commands() []group {
 func flags() map[string][]group {
 	serve := []group{
 		{"Who may connect:", []string{"socket*", "allow-*"}},
-		{"Disk:", []string{"max-bytes", "min-free", "forget-lost-segments", "key-file", "scrub-*", "writers", "read-in-flight-bytes"}},
+		{"Disk:", []string{"max-bytes", "min-free", "forget-lost-segments", "key-file", "tenants-file", "scrub-*", "writers", "read-in-flight-bytes"}},
 		{"Host memory:", []string{"host-*", "load-staging-bytes", "save-staging-bytes", "event-bytes", "no-prefetch"}},
 		{"Engines:", []string{"load-timeout", "min-offer-tokens", "prompts-only", "prefill-*", "stage-timeout", "cuda-library"}},
 		{"Bucket:", []string{"object*"}},

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -35,6 +36,18 @@ func Check(ctx *kong.Context, resolver *Resolver, s *config.Serve) error {
 // AccessOf says who may connect.
 func AccessOf(s *config.Serve) server.Access {
 	return server.Access{Mode: fs.FileMode(s.SocketMode), Group: s.SocketGroup, UIDs: s.AllowUIDs, GIDs: s.AllowGIDs}
+}
+
+// LoadTenants reads a file of tenants; without a name there are none.
+func LoadTenants(file string) ([]tenantfile.Tenant, error) {
+	if file == "" {
+		return nil, nil
+	}
+	f, err := tenantfile.Load(file)
+	if err != nil {
+		return nil, err
+	}
+	return f.Tenants, nil
 }
 
 // LoadKeys reads a key file; without a name there are no keys.

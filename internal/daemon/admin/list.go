@@ -12,7 +12,9 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/purge"
 )
 
@@ -30,6 +32,10 @@ type Namespace struct {
 	// Records on disk, and the bytes of their payloads.
 	Records int64 `json:"records"`
 	Bytes   int64 `json:"bytes"`
+	// Hits are blocks that look-ups found on disk, LastUse when the last was found or a record was last saved, both since the
+	// daemon's start.
+	Hits    uint64     `json:"hits"`
+	LastUse *time.Time `json:"last_use,omitempty"`
 	// Sessions are the schedulers and ranks that have it open now.
 	Sessions int `json:"sessions"`
 }
@@ -46,6 +52,12 @@ type Disk interface {
 	Contents() []store.Contents
 	// Purge removes all records of a namespace: see [purge.Purges].
 	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
+	// Tenants lists those with records.
+	Tenants() []tenants.Tenant
+	// PurgeTenant removes all records of a tenant. It fails with [store.ErrBusy] if they cannot be told from others'.
+	PurgeTenant(ctx context.Context, id tenants.ID, wait time.Duration) (purge.Result, error)
+	// Namespaces lists the namespaces, without counting.
+	Namespaces() []store.NamespaceInfo
 }
 
 // Host is the host tier.
@@ -60,7 +72,9 @@ type Options struct {
 	Host Host
 	// Bucket says that there is an object tier, too.
 	Bucket bool
-	Logger *slog.Logger
+	// Tenants are those with names.
+	Tenants []tenantfile.Tenant
+	Logger  *slog.Logger
 }
 
 // Service answers an administrator. Its methods may be called from any goroutine.
@@ -97,7 +111,10 @@ func listOf(all []store.Contents) *List {
 }
 
 func of(c *store.Contents) Namespace {
-	n := Namespace{Digest: c.Digest.String(), Records: c.Records, Bytes: c.Bytes, Sessions: c.Sessions}
+	n := Namespace{Digest: c.Digest.String(), Records: c.Records, Bytes: c.Bytes, Hits: c.Hits, Sessions: c.Sessions}
+	if !c.LastUse.IsZero() {
+		n.LastUse = &c.LastUse
+	}
 	var m connector.Manifest
 	if json.Unmarshal(c.Manifest, &m) == nil {
 		n.Model, n.Revision, n.Engine, n.KVDType = m.Model, m.Revision, m.Engine, m.KVDType

@@ -187,7 +187,7 @@ func (t *Table) add(h uint64, ref Ref, e *entry, tenant tenants.ID) {
 	t.put(h, ref)
 	t.count++
 	t.bytes += int64(e.bytes)
-	t.tenants.Add(uint32(ref), tenant, slotBytes(e.bytes))
+	t.tenants.Add(uint32(ref), tenant, tenants.SlotBytes(e.bytes))
 	t.cold.lower(ref, t.order(e))
 }
 
@@ -245,7 +245,7 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	delete(t.hidden, ref)
 	t.count--
 	t.bytes -= int64(e.bytes)
-	t.tenants.Remove(uint32(ref), slotBytes(e.bytes))
+	t.tenants.Remove(uint32(ref), tenants.SlotBytes(e.bytes))
 	e.seq = 0
 	return out, true
 }

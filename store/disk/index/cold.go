@@ -1,11 +1,11 @@
 package index
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
+	"github.com/kvconn/kvconn/store/disk/index/victims"
 )
 
 // Which record goes. A class is the slots of one size; a group is groupSlots of them side by
@@ -62,14 +62,7 @@ type coldClass struct {
 }
 
 // Victim is a candidate for eviction.
-type Victim struct {
-	Ref   Ref
-	Seq   uint64
-	order uint64
-}
-
-// Tick is the tick of a victim's last use.
-func (v Victim) Tick() uint64 { return v.order >> 16 }
+type Victim = victims.Victim
 
 func (c *cold) place(ref Ref) *place {
 	if p := c.places[ref>>chunkShift]; p != nil {
@@ -192,7 +185,7 @@ type choice struct {
 	// after was pinned when this choice looked at it.
 	began uint64
 	found []Victim
-	seen  coldest // the coldest of what was not found
+	seen  victims.Coldest // the coldest of what was not found
 }
 
 // look looks through the group with the least bound. It reports false if there is none with
@@ -226,10 +219,10 @@ func (ch *choice) look() bool {
 		case e.use.Pins() > 0:
 			least = min(least, max(order, ch.began+1))
 		case order <= next:
-			ch.found = append(ch.found, Victim{Ref: ref, Seq: e.seq, order: order})
+			ch.found = append(ch.found, Victim{Ref: ref, Seq: e.seq, Order: order})
 		default:
 			least = min(least, order)
-			ch.seen.offer(Victim{Ref: ref, Seq: e.seq, order: order}, seenVictims)
+			ch.seen.Offer(Victim{Ref: ref, Seq: e.seq, Order: order}, seenVictims)
 		}
 	}
 	c.bounds.Set(leaf, least)
@@ -246,9 +239,7 @@ func (ch *choice) keep() (first Victim, ok bool) {
 		return Victim{}, false
 	}
 	c.chosen = append(append(c.chosen[:0], c.victims...), ch.found...)
-	slices.SortFunc(c.chosen, func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Ref, b.Ref))
-	})
+	slices.SortFunc(c.chosen, victims.Compare)
 	c.victims = slices.Compact(c.chosen) // a group may have been looked through again
 	c.stale = false
 	c.ended()
@@ -261,7 +252,7 @@ func (ch *choice) keep() (first Victim, ok bool) {
 // ended sets what follows from the victims that are left.
 func (c *coldClass) ended() {
 	if n := len(c.victims); n > 0 {
-		c.upTo = c.victims[n-1].order
+		c.upTo = c.victims[n-1].Order
 		return
 	}
 	c.upTo, c.stale, c.victims = 0, false, nil
@@ -277,7 +268,7 @@ func (t *Table) Forget(class int64) {
 		return
 	}
 	for _, v := range c.victims {
-		t.cold.lower(v.Ref, v.order)
+		t.cold.lower(v.Ref, v.Order)
 	}
 	c.victims = nil
 	c.ended()
@@ -324,10 +315,10 @@ func (t *Table) evictRun(class int64, want int, out []Removed) []Removed {
 			continue
 		}
 		if e.use.Pins() > 0 {
-			t.cold.lower(v.Ref, max(v.order, orderOf(t.clock.Load(), 0)))
+			t.cold.lower(v.Ref, max(v.Order, orderOf(t.clock.Load(), 0)))
 			continue
 		}
-		if order := t.order(e); order != v.order {
+		if order := t.order(e); order != v.Order {
 			t.cold.lower(v.Ref, order)
 			continue
 		}
@@ -353,23 +344,4 @@ func (c *cold) memoryBytes() int64 {
 		n += class.bounds.Bytes() + int64(cap(class.chosen))*24 + int64(cap(class.spans))*32
 	}
 	return n
-}
-
-// coldest holds the coldest records seen, the warmest of them first.
-type coldest []Victim
-
-// offer adds a record if fewer than want are held, or in the place of a warmer one.
-func (c *coldest) offer(v Victim, want int) {
-	s := *c
-	if len(s) >= want && v.order >= s[0].order {
-		return // as most are
-	}
-	at, _ := slices.BinarySearchFunc(s, v, func(a, b Victim) int { return cmp.Compare(b.order, a.order) })
-	switch {
-	case len(s) < want:
-		*c = slices.Insert(s, at, v)
-	case at > 0:
-		copy(s, s[1:at])
-		s[at-1] = v
-	}
 }

@@ -88,12 +88,6 @@ func (e *entry) place(ref Ref, parent *entry) {
 	}
 }
 
-// slotBytes is what a record takes on disk: a header, and its payload in whole pages.
-func slotBytes(payload uint32) int64 {
-	const align = 4096
-	return align + (int64(payload)+align-1)&^(align-1)
-}
-
 func (e *entry) childDepth() uint16 { return min(e.blocksBefore(), maxDepth-1) + 1 }
 
 // is reports whether the entry, which is not empty, holds the record id.

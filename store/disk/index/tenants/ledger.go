@@ -103,6 +103,12 @@ func (l *Ledger) Close() {
 
 func (l *Ledger) slot(ref uint32) *Number { return &l.slots[ref/ChunkSlots][ref%ChunkSlots] }
 
+// SlotBytes is what a record takes on disk: a header, and its payload in whole pages.
+func SlotBytes(payload uint32) int64 {
+	const pageBytes = 4096
+	return pageBytes + (int64(payload)+pageBytes-1)&^(pageBytes-1)
+}
+
 // Add notes whose record is in a slot that was empty, and how many bytes the slot has.
 func (l *Ledger) Add(ref uint32, id ID, bytes int64) {
 	n := l.add(id, bytes)
