@@ -106,3 +106,49 @@ func TestATenantsRecordsAreListedAndRemoved(t *testing.T) {
 		t.Error("b has lost its records")
 	}
 }
+
+// A tenant never has more on disk than its quota, however much its engines save, and takes nothing from others.
+func TestATenantStaysWithinItsQuota(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 20
+	dir := t.TempDir()
+	writeFile(t, dir, "a.salt", "salt of a")
+	file := writeFile(t, dir, "tenants.yaml", "tenants:\n  - {name: a, cache_salt_file: a.salt, max_bytes: 1MiB}\n")
+	n := newMemoryNode(t, "--tenants-file", file)
+	n.start()
+	e := newInstance(t, n, nil)
+	ps := prompts(74, 2)
+	e.runAs("salt of b", "b", ps)
+	n.saved()
+	b := tenants.Of(connector.Scope{Salt: "salt of b"}.Digest()).String()
+	before := n.tenants()[b]
+	for round := 0; n.status().Store.Quota.Evicted == 0; round++ {
+		e.runAs("salt of a", fmt.Sprint("round ", round), prompts(1000+round, 4))
+		n.saved()
+		if a := n.tenants()["a"]; a.Bytes > most || a.MaxBytes != most {
+			t.Fatalf("round %d: %+v", round, a)
+		}
+		if round == 200 {
+			t.Fatalf("the quota is not reached: %+v", n.tenants())
+		}
+	}
+	last := prompts(5000, 1)
+	e.runAs("salt of a", "last", last)
+	n.saved()
+	if c := cached(e.runAs("salt of a", "last again", last)); c == 0 {
+		t.Error("what a saved last is not found")
+	}
+	n.saved()
+	if after := n.tenants(); after["a"].Bytes > most || after[b].Records != before.Records {
+		t.Errorf("b had %+v, now %+v", before, after)
+	}
+	if s := n.status().Store; s.Quota.Refused != 0 || s.Evicted != 0 {
+		t.Errorf("%d saves refused, %d records evicted for the cap", s.Quota.Refused, s.Evicted)
+	}
+	n.kill()
+	n.start()
+	n.wait("the quota holds after a kill", func() bool { return n.tenants()["a"].Bytes <= most })
+	if c := cached(e.runAs("salt of b", "b again", ps)); c == 0 {
+		t.Error("b has lost its records")
+	}
+}

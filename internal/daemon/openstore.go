@@ -46,7 +46,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Tenants: d.opts.Tenants, Logger: d.opts.Logger})
+	d.residency, d.admin = residencystream.New(ctx, s, bucket), admin.New(admin.Options{Disk: s, Host: d.arena, Bucket: d.object != nil, Tenants: d.opts.Tenants.Names(), Quotas: d.opts.Tenants.Quotas(), Logger: d.opts.Logger})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	if err := d.openPublisher(ctx); err != nil {
 		return err
@@ -105,6 +105,7 @@ func (d *daemon) storeOptions() disk.Options {
 		EventBytes:         o.EventBytes,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
+		Quotas:             o.Tenants.Quotas(),
 	}
 	if o.NoMinFree {
 		so.MinFreeBytes = -1

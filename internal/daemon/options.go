@@ -84,8 +84,8 @@ type Options struct {
 	Record *tracelog.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
-	// Tenants are those with names.
-	Tenants []tenantfile.Tenant
+	// Tenants, if not nil, names tenants and says what their quotas are.
+	Tenants *tenantfile.File
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger

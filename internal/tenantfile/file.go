@@ -1,4 +1,4 @@
-// Package tenantfile is the file that names tenants.
+// Package tenantfile is the file that names tenants, and says how much of the disk each may take.
 package tenantfile
 
 import (
@@ -15,29 +15,62 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
+	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
 // Tenant is one that the file names.
 type Tenant struct {
 	Name string
 	ID   tenants.ID
+	// MaxBytes is its quota on disk, 0 if it has none of its own.
+	MaxBytes int64
 }
 
 // File is what the file says.
 type File struct {
 	Tenants []Tenant
+	// DefaultMaxBytes is the quota of each tenant without one of its own, 0 for none.
+	DefaultMaxBytes int64
+}
+
+// Quotas are the quotas of the file; a nil file has none.
+func (f *File) Quotas() quota.Limits {
+	if f == nil {
+		return quota.Limits{}
+	}
+	l := quota.Limits{Default: f.DefaultMaxBytes}
+	for _, t := range f.Tenants {
+		if t.MaxBytes > 0 {
+			if l.Tenants == nil {
+				l.Tenants = make(map[tenants.ID]int64)
+			}
+			l.Tenants[t.ID] = t.MaxBytes
+		}
+	}
+	return l
+}
+
+// Names are the tenants of the file; a nil file has none.
+func (f *File) Names() []Tenant {
+	if f == nil {
+		return nil
+	}
+	return f.Tenants
 }
 
 // entry is a tenant as the file has it.
 type entry struct {
-	Name          string `yaml:"name"`
-	CacheSaltFile string `yaml:"cache_salt_file"`
-	Digest        string `yaml:"digest"`
+	Name          string        `yaml:"name"`
+	CacheSaltFile string        `yaml:"cache_salt_file"`
+	Digest        string        `yaml:"digest"`
+	MaxBytes      *config.Bytes `yaml:"max_bytes"`
 }
 
 type document struct {
-	Tenants []entry `yaml:"tenants"`
+	DefaultMaxBytes *config.Bytes `yaml:"default_max_bytes"`
+	Tenants         []entry       `yaml:"tenants"`
 }
 
 const (
@@ -45,6 +78,8 @@ const (
 	maxFileBytes = 4 << 20
 	maxTenants   = 10000
 	maxNameBytes = 64
+	// leastMaxBytes is the least quota: a few records of most models, and a mistyped unit is found.
+	leastMaxBytes = 1 << 20
 )
 
 // Load reads a file, and the salts that it names. Names of salt files are relative to its directory. Errors show no salt.
@@ -71,6 +106,10 @@ func (d *document) file(dir string) (*File, error) {
 		return nil, fmt.Errorf("%d tenants: at most %d", len(d.Tenants), maxTenants)
 	}
 	f := &File{}
+	var err error
+	if f.DefaultMaxBytes, err = quotaOf("default_max_bytes", d.DefaultMaxBytes); err != nil {
+		return nil, err
+	}
 	names, ids := make(map[string]bool), make(map[tenants.ID]string)
 	for i := range d.Tenants {
 		t, err := d.Tenants[i].tenant(dir)
@@ -94,6 +133,9 @@ func (e *entry) tenant(dir string) (t Tenant, err error) {
 	if e.Name == "" || len(e.Name) > maxNameBytes || strings.ContainsFunc(e.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return t, fmt.Errorf("name: 1 to %d bytes that can be printed", maxNameBytes)
 	}
+	if t.MaxBytes, err = quotaOf("max_bytes", e.MaxBytes); err != nil {
+		return t, err
+	}
 	switch {
 	case (e.CacheSaltFile == "") == (e.Digest == ""):
 		return t, errors.New("give one of cache_salt_file and digest")
@@ -107,6 +149,17 @@ func (e *entry) tenant(dir string) (t Tenant, err error) {
 	}
 	t.ID, err = ReadSalt(path)
 	return t, err
+}
+
+// quotaOf is a quota, 0 if it is not there: a quota of nothing would be a way to say that there is none.
+func quotaOf(key string, b *config.Bytes) (int64, error) {
+	switch {
+	case b == nil:
+		return 0, nil
+	case *b < leastMaxBytes:
+		return 0, fmt.Errorf("%s is %s: at least %s", key, *b, config.Bytes(leastMaxBytes))
+	}
+	return int64(*b), nil
 }
 
 // ReadSalt reads a file that has a cache_salt and nothing else but a line break at its end, and returns whose it is.

@@ -23,6 +23,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/record"
@@ -52,6 +53,7 @@ type Store struct {
 	events     *eventlog.Log
 
 	purges        *purge.Purges
+	quotas        *quota.Quotas
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
 	count         stats.Counters
@@ -134,6 +136,7 @@ func (s *Store) open(ctx context.Context) error {
 	s.reclaim = segment.NewReclaimer(segment.ReclaimerOptions{
 		Space: s.space, Barrier: s.barrier, Commit: s.evict, SlotWait: o.SlotWait, Logger: o.Logger,
 	})
+	s.quotas = quota.New(quota.Options{Limits: o.Quotas, Table: s.table, Evict: s.evictOf, Wait: o.SlotWait})
 	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
 	run := s.start()
 	if o.checkOnly {
@@ -165,7 +168,7 @@ func (s *Store) start() context.Context {
 	s.committed.Go(s.committer)
 	makeBarriers := func(ctx context.Context) { s.barrier.Run(ctx, s.opts.BarrierInterval) }
 	heal := func(ctx context.Context) { s.state.Heal(ctx, s.opts.healPauses, s.heal) }
-	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, makeBarriers, s.janitor, s.rebuild.Run} {
+	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, makeBarriers, s.janitor, s.rebuild.Run, s.quotas.Run} {
 		s.background.Go(func() { f(ctx) })
 	}
 	if s.opts.ScrubBytesPerS > 0 {

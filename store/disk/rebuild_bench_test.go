@@ -12,7 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/record"
@@ -74,7 +74,7 @@ func writeHeaders(b *testing.B, dir string, id record.StoreID, digest connector.
 	slot := segment.SlotBytes(payload)
 	perSegment := int((256 << 20) / slot)
 	buf := store.AlignedBuffer(4 << 20)
-	seq := uint64(1) << recency.SeqBits
+	seq := uint64(1) << index.SeqBits
 	for first, segment := 0, uint32(100); first < records; first, segment = first+perSegment, segment+1 {
 		n := min(perSegment, records-first)
 		head := format.Segment{Store: id, ID: segment, Slots: uint32(n), SlotBytes: slot}

@@ -72,7 +72,7 @@ func (s *Store) Stats() Stats {
 	st.Rebuild, st.AwaitedSegments = s.rebuild.State(), s.rebuild.Awaiting()
 	st.Usage, st.Hidden = s.space.Usage(), s.state.Hidden()
 	s.count.Fill(&st)
-	st.Purged = s.purges.Removed()
+	st.Purged, st.Quota = s.purges.Removed(), s.quotas.Stats()
 	st.Warnings = s.report.Warnings()
 	return st
 }

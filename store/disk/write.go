@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/record"
 )
@@ -41,7 +42,8 @@ type write struct {
 	*store.WriteOp
 	id        index.ID
 	done      func(*store.WriteOp)
-	budget    int64    // bytes taken from the write budget
+	budget    int64 // bytes taken from the write budget
+	ticket    quota.Ticket
 	followers []*write // other ops of the same record, finished with this one
 	children  []*write // written, waiting for this one to be committed before them
 	// committing is set when the op's turn to be committed has come.
@@ -100,14 +102,20 @@ func (s *Store) accept(op *write) error {
 		s.count.Denied.Add(1)
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
 	}
+	ticket, now, err := s.quotas.Admit(tenants.Of(op.Scope), need, func(err error) { s.admitted(op, err) })
+	if err != nil {
+		return err
+	}
 	w.bytes += need
 	w.pending++
-	op.budget = need
+	op.budget, op.ticket = need, ticket
 	// Given in the order of acceptance: a parent's is lower than its child's.
 	op.seq = s.seq.Add(1)
 	op.depth = s.depthOf(op)
 	w.inFlight[op.id] = op
-	w.queue.Push(op)
+	if now {
+		w.queue.Push(op)
+	}
 	return nil
 }
 
@@ -272,6 +280,7 @@ func (s *Store) finishWrite(op *write) {
 	if op.budget > 0 {
 		delete(w.inFlight, op.id)
 		w.bytes -= op.budget
+		s.quotas.Release(op.ticket)
 	}
 	// Reported last, and the caller may use the op again when it is reported.
 	followers := op.followers

@@ -36,12 +36,19 @@ func printTenants(out io.Writer, list []admin.Tenant, now time.Time) error {
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "TENANT\tDIGEST\tRECORDS\tBYTES\tHITS\tLAST HIT")
+	fmt.Fprintln(w, "TENANT\tDIGEST\tRECORDS\tBYTES\tQUOTA\tHITS\tLAST HIT")
 	for i := range list {
 		t := &list[i]
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%s\n", tenantName(t), t.Digest[:min(len(t.Digest), shortDigest)], t.Records, config.Bytes(t.Bytes), t.Hits, ago(t.LastHit, now))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%d\t%s\n", tenantName(t), t.Digest[:min(len(t.Digest), shortDigest)], t.Records, config.Bytes(t.Bytes), quotaText(t), t.Hits, ago(t.LastHit, now))
 	}
 	return w.Flush()
+}
+
+func quotaText(t *admin.Tenant) string {
+	if t.MaxBytes == 0 {
+		return "-"
+	}
+	return config.Bytes(t.MaxBytes).String()
 }
 
 func tenantName(t *admin.Tenant) string {

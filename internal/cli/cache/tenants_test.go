@@ -25,7 +25,7 @@ func digestOf(salt string) string {
 func someTenants() *admin.TenantList {
 	hit := time.Now().Add(-50 * time.Hour)
 	return &admin.TenantList{Tenants: []admin.Tenant{
-		{Digest: digestOf("a"), Name: "team a", Kind: "tenant", Records: 5, Bytes: 5 << 20, Hits: 7, LastHit: &hit},
+		{Digest: digestOf("a"), Name: "team a", Kind: "tenant", Records: 5, Bytes: 5 << 20, MaxBytes: 100e9, Hits: 7, LastHit: &hit},
 		{Digest: digestOf("b"), Kind: "tenant", Records: 2, Bytes: 2 << 20},
 		{Digest: "0000000000000000", Kind: "none", Records: 1, Bytes: 8192},
 		{Digest: "ffffffffffffffff", Kind: "unknown", Name: "", Records: 1, Bytes: 8192},
@@ -37,7 +37,7 @@ func TestTenantsAreListed(t *testing.T) {
 	if err := printTenants(&out, someTenants().Tenants, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"team a", digestOf("a")[:12] + " ", "5MiB", "7", "2d ago", "(no cache_salt)", "(unknown)"} {
+	for _, want := range []string{"team a", digestOf("a")[:12] + " ", "5MiB", "100GB", "7", "2d ago", "(no cache_salt)", "(unknown)"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}

@@ -39,15 +39,11 @@ func AccessOf(s *config.Serve) server.Access {
 }
 
 // LoadTenants reads a file of tenants; without a name there are none.
-func LoadTenants(file string) ([]tenantfile.Tenant, error) {
+func LoadTenants(file string) (*tenantfile.File, error) {
 	if file == "" {
 		return nil, nil
 	}
-	f, err := tenantfile.Load(file)
-	if err != nil {
-		return nil, err
-	}
-	return f.Tenants, nil
+	return tenantfile.Load(file)
 }
 
 // LoadKeys reads a key file; without a name there are no keys.

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/purge"
+	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
 // Namespace is one namespace of the store: all records that engines of one configuration can share.
@@ -74,6 +75,7 @@ type Options struct {
 	Bucket bool
 	// Tenants are those with names.
 	Tenants []tenantfile.Tenant
+	Quotas  quota.Limits
 	Logger  *slog.Logger
 }
 

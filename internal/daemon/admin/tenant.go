@@ -28,6 +28,8 @@ type Tenant struct {
 	Records int64  `json:"records"`
 	// Bytes are those of slots: payloads and headers, in whole pages.
 	Bytes int64 `json:"bytes"`
+	// MaxBytes is its quota, 0 if it has none.
+	MaxBytes int64 `json:"max_bytes"`
 	// Hits are blocks that look-ups found since the daemon's start, or since the tenant had no record; LastHit is when.
 	Hits    uint64     `json:"hits"`
 	LastHit *time.Time `json:"last_hit,omitempty"`
@@ -71,11 +73,11 @@ func (s *Service) tenants() *TenantList {
 	}
 	l := &TenantList{Tenants: []Tenant{}}
 	for _, t := range s.o.Disk.Tenants() {
-		l.Tenants = append(l.Tenants, tenantOf(&t, names[t.ID]))
+		l.Tenants = append(l.Tenants, s.tenantOf(&t, names[t.ID]))
 		delete(names, t.ID)
 	}
 	for id, name := range names { // those without records
-		l.Tenants = append(l.Tenants, tenantOf(&tenants.Tenant{ID: id}, name))
+		l.Tenants = append(l.Tenants, s.tenantOf(&tenants.Tenant{ID: id}, name))
 	}
 	slices.SortFunc(l.Tenants, func(a, b Tenant) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Digest, b.Digest))
@@ -83,8 +85,8 @@ func (s *Service) tenants() *TenantList {
 	return l
 }
 
-func tenantOf(t *tenants.Tenant, name string) Tenant {
-	a := Tenant{Digest: t.ID.String(), Name: name, Kind: kindOf(t.ID), Records: t.Records, Bytes: t.Bytes, Hits: t.Hits}
+func (s *Service) tenantOf(t *tenants.Tenant, name string) Tenant {
+	a := Tenant{Digest: t.ID.String(), Name: name, Kind: kindOf(t.ID), Records: t.Records, Bytes: t.Bytes, MaxBytes: s.o.Quotas.Of(t.ID), Hits: t.Hits}
 	if !t.LastHit.IsZero() {
 		a.LastHit = &t.LastHit
 	}

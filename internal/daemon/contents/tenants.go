@@ -13,6 +13,8 @@ import (
 type Tenant struct {
 	Tenant  string `label:"tenant"`
 	Records int64  `metric:"records" help:"Records on disk, by tenant of the tenants file."`
+	// MaxBytes is the tenant's own quota, 0 if it has none.
+	MaxBytes int64 `metric:"max_bytes" help:"Quota on disk of a tenant of the tenants file, 0 if it has none of its own."`
 	// Bytes are those of slots.
 	Bytes int64 `metric:"bytes" help:"Bytes on disk, headers included, by tenant of the tenants file; the largest tenants by name, all others with a name as one."`
 }
@@ -22,7 +24,7 @@ func Tenants(names []tenantfile.Tenant, of func(tenants.ID) tenants.Tenant) []Te
 	list := make([]Tenant, len(names))
 	for i, n := range names {
 		t := of(n.ID)
-		list[i] = Tenant{n.Name, t.Records, t.Bytes}
+		list[i] = Tenant{Tenant: n.Name, Records: t.Records, Bytes: t.Bytes, MaxBytes: n.MaxBytes}
 	}
 	if len(list) <= models.MaxModels {
 		return list
@@ -37,6 +39,7 @@ func Tenants(names []tenantfile.Tenant, of func(tenants.ID) tenants.Tenant) []Te
 		}
 		other.Records += t.Records
 		other.Bytes += t.Bytes
+		other.MaxBytes += t.MaxBytes
 	}
 	return append(kept, other)
 }

@@ -17,7 +17,7 @@ func TestAdoptionLeavesPopulationToItsCaller(t *testing.T) {
 	}
 	batch := []Adopted{{Insertion: Insertion{ID: ID{Key: connector.Key{1}}, Ref: base, Seq: 1, Bytes: 1}}}
 	idle := func(ID) bool { return false }
-	table.Adopt(Range{base, 10}, batch, nil, idle, nil)
+	table.Adopt(Range{Base: base, Slots: 10}, batch, nil, idle, nil)
 	if table.populated[0] != 0 || !batch[0].Added {
 		t.Errorf("populated %b, added %v", table.populated[0], batch[0].Added)
 	}

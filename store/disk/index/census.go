@@ -65,7 +65,7 @@ func (t *Table) EmptyOf(namespace uint16, upTo uint64, from Ref, out []Removed) 
 		e := t.entry(ref)
 		switch {
 		case e.seq == 0 || e.seq > upTo || e.namespace != namespace:
-		case e.use.Pins() > 0:
+		case e.pins() > 0:
 			left++
 		default:
 			r, _ := t.remove(ref, e.seq)

@@ -110,7 +110,7 @@ func (p *placer) place() {
 	if ref := t.find(&parent); ref != NoRef {
 		e := t.entry(ref)
 		in.ParentRef, in.Depth = ref, e.childDepth()
-		if t.full(e.use.Tick())+p.lag < p.now {
+		if t.full(e.tick())+p.lag < p.now {
 			p.rest = ref
 		}
 		return
@@ -169,12 +169,12 @@ func (t *Table) insert(in *Insertion, now uint32) {
 	var p *entry
 	if in.ParentRef != NoRef {
 		p = t.entry(in.ParentRef)
-		in.Tick = p.use.Tick()
+		in.Tick = p.tick()
 	}
 	e := t.entry(in.Ref)
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-		seq: in.Seq, bytes: in.Bytes, use: recency.At(in.Tick, e.use.Pins()), // a writer may hold the slot
+		seq: in.Seq, bytes: in.Bytes, use: recency.At(in.Tick, e.pins()), // a writer may hold the slot
 	}
 	e.place(in.ParentRef, p)
 	in.Depth = e.depth
@@ -267,7 +267,7 @@ func (t *Table) emptyRun(base Ref, slots uint32, out []Removed) (removed []Remov
 	for ref := base; ref < base+Ref(slots) && !t.closed; ref++ {
 		e := t.entry(ref)
 		switch {
-		case e.use.Pins() > 0:
+		case e.pins() > 0:
 			left++
 		case e.seq != 0:
 			if rm, ok := t.remove(ref, e.seq); ok {

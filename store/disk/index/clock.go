@@ -1,6 +1,10 @@
 package index
 
-import "github.com/kvconn/kvconn/store/disk/index/recency"
+import (
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/victim"
+	"github.com/kvconn/kvconn/store/disk/index/written"
+)
 
 // ticks count uses: every look-up and every batch of insertions takes the next one. The clock
 // has 64 bits; an entry keeps the low 32 of its last use, and the age, clock less tick, tells
@@ -9,7 +13,7 @@ import "github.com/kvconn/kvconn/store/disk/index/recency"
 const (
 	// clockStart is after the tick of every record loaded, and so high that no age leads
 	// below 0.
-	clockStart = 1<<33 | recency.FirstTick
+	clockStart = 1<<33 | written.FirstTick
 	// agingCycle is in how many ticks all entries are gone over, agingRun how many at a
 	// time. An entry may wait for two cycles where the table grows meanwhile.
 	agingCycle = 1 << 30
@@ -88,11 +92,8 @@ func (c *climb) resume() {
 	}
 }
 
-// order is a record's place in the order of eviction: least recently used first, and of a
-// chain used at one time its end first.
-func (t *Table) order(e *entry) uint64 { return orderOf(t.full(e.use.Tick()), e.blocksBefore()) }
-
-func orderOf(tick uint64, depth uint16) uint64 { return tick<<16 | uint64(maxDepth-depth) }
+// order is a record's place in the order of eviction.
+func (t *Table) order(e *entry) uint64 { return victim.Order(t.full(e.tick()), e.blocksBefore()) }
 
 // Clock is the tick of the last use.
 func (t *Table) Clock() uint64 { return t.clock.Load() }

@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
-	"github.com/kvconn/kvconn/store/disk/index/victims"
+	"github.com/kvconn/kvconn/store/disk/index/victim"
 )
 
 // Which record goes. A class is the slots of one size; a group is groupSlots of them side by
@@ -62,7 +62,7 @@ type coldClass struct {
 }
 
 // Victim is a candidate for eviction.
-type Victim = victims.Victim
+type Victim = victim.Victim
 
 func (c *cold) place(ref Ref) *place {
 	if p := c.places[ref>>chunkShift]; p != nil {
@@ -93,7 +93,7 @@ func (t *Table) Track(class int64, r Range, made uint64) {
 		panic("index: a tracked range is not aligned")
 	}
 	for from := uint32(0); from < r.Slots; from += trackRun {
-		t.trackRun(class, Range{r.Base + Ref(from), min(trackRun, r.Slots-from)})
+		t.trackRun(class, Range{Base: r.Base + Ref(from), Slots: min(trackRun, r.Slots-from)})
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -138,7 +138,7 @@ func (t *Table) Untrack(r Range) {
 	}
 	t.mu.Unlock()
 	for from := uint32(0); from < r.Slots; from += trackRun {
-		t.untrackRun(Range{r.Base + Ref(from), min(trackRun, r.Slots-from)})
+		t.untrackRun(Range{Base: r.Base + Ref(from), Slots: min(trackRun, r.Slots-from)})
 	}
 }
 
@@ -165,7 +165,7 @@ func (t *Table) Choose(class int64) (first Victim, ok bool) {
 	t.cold.choosing.Lock()
 	defer t.cold.choosing.Unlock()
 	ch := &t.cold.choice
-	*ch = choice{t: t, class: class, began: orderOf(t.nextTick(), 0), found: ch.found[:0], seen: ch.seen[:0]}
+	*ch = choice{t: t, class: class, began: victim.Order(t.nextTick(), 0), found: ch.found[:0], seen: ch.seen[:0]}
 	for n := 0; n < choiceGroups || len(ch.found)+len(ch.seen) == 0; n++ {
 		if len(ch.found) >= enoughVictims || !ch.look() {
 			break
@@ -185,7 +185,7 @@ type choice struct {
 	// after was pinned when this choice looked at it.
 	began uint64
 	found []Victim
-	seen  victims.Coldest // the coldest of what was not found
+	seen  victim.Coldest // the coldest of what was not found
 }
 
 // look looks through the group with the least bound. It reports false if there is none with
@@ -216,7 +216,7 @@ func (ch *choice) look() bool {
 		}
 		order := t.order(e)
 		switch {
-		case e.use.Pins() > 0:
+		case e.pins() > 0:
 			least = min(least, max(order, ch.began+1))
 		case order <= next:
 			ch.found = append(ch.found, Victim{Ref: ref, Seq: e.seq, Order: order})
@@ -239,7 +239,7 @@ func (ch *choice) keep() (first Victim, ok bool) {
 		return Victim{}, false
 	}
 	c.chosen = append(append(c.chosen[:0], c.victims...), ch.found...)
-	slices.SortFunc(c.chosen, victims.Compare)
+	slices.SortFunc(c.chosen, victim.Compare)
 	c.victims = slices.Compact(c.chosen) // a group may have been looked through again
 	c.stale = false
 	c.ended()
@@ -314,8 +314,8 @@ func (t *Table) evictRun(class int64, want int, out []Removed) []Removed {
 		if e.seq != v.Seq {
 			continue
 		}
-		if e.use.Pins() > 0 {
-			t.cold.lower(v.Ref, max(v.Order, orderOf(t.clock.Load(), 0)))
+		if e.pins() > 0 {
+			t.cold.lower(v.Ref, max(v.Order, victim.Order(t.clock.Load(), 0)))
 			continue
 		}
 		if order := t.order(e); order != v.Order {

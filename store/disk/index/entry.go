@@ -46,6 +46,12 @@ const (
 	maxDepth   = 1<<16 - 1
 )
 
+func (e *entry) tick() uint32                   { return e.use.Tick() }
+func (e *entry) pins() uint32                   { return e.use.Pins() }
+func (e *entry) pin()                           { e.use.Pin() }
+func (e *entry) unpin()                         { e.use.Unpin() }
+func (e *entry) touch(tick uint32, pins uint64) { e.use.Touch(tick, pins) }
+
 const (
 	// pending is set in flags while the parent is known by its hash alone: parent, depth
 	// and the other bits of flags then hold the hash, less its lowest bit.

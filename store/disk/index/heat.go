@@ -74,7 +74,7 @@ func (t *Table) sample(s span) (heat uint64, free bool) {
 	var sum, n uint64
 	for g := uint32(0); g < groups; g += step {
 		from := g * groupSlots
-		if !t.sampleGroup(Range{s.Base + Ref(from), min(groupSlots, s.Slots-from)}, &sum, &n) {
+		if !t.sampleGroup(Range{Base: s.Base + Ref(from), Slots: min(groupSlots, s.Slots-from)}, &sum, &n) {
 			free = false
 		}
 	}
@@ -94,9 +94,9 @@ func (t *Table) sampleGroup(r Range, sum, n *uint64) (free bool) {
 	free = true
 	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
 		e := t.entry(ref)
-		free = free && e.use.Pins() == 0
+		free = free && e.pins() == 0
 		if e.seq != 0 {
-			*sum += t.full(e.use.Tick())
+			*sum += t.full(e.tick())
 			*n++
 		}
 	}

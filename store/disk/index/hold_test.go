@@ -66,7 +66,7 @@ func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
 	<-placed
 	table.mu.RUnlock()
 	for i := range Ref(blocks) {
-		if age := table.Clock() - table.full(table.entry(i).use.Tick()); age > parentLag && age < 1<<40 {
+		if age := table.Clock() - table.full(table.entry(i).tick()); age > parentLag && age < 1<<40 {
 			t.Fatalf("block %d was used %d ticks ago", i, age)
 		}
 	}
@@ -75,7 +75,7 @@ func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
 	if table.entry(0).use != before {
 		t.Error("the insertion touched the chain once more")
 	}
-	if p := table.entry(blocks - 1); batch[0].Depth != blocks || table.entry(base).use.Tick() != p.use.Tick() {
+	if p := table.entry(blocks - 1); batch[0].Depth != blocks || table.entry(base).tick() != p.tick() {
 		t.Errorf("the new block has depth %d and another recency than its parent", batch[0].Depth)
 	}
 }
@@ -90,7 +90,7 @@ func TestInsertionAloneNeverWalksAChain(t *testing.T) {
 	table.clock.Add(1 << 20)
 	before := table.entry(0).use
 	table.Insert([]Insertion{{ID: ID{Key: connector.Key{1}}, Parent: chains[0][999], Ref: base, Seq: 2000, Bytes: 1}})
-	if table.entry(0).use != before || table.entry(base).use.Tick() != table.entry(999).use.Tick() {
+	if table.entry(0).use != before || table.entry(base).tick() != table.entry(999).tick() {
 		t.Error("the chain was touched, or the record is more recent than its parent")
 	}
 }
@@ -107,7 +107,7 @@ func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := Range{base, slots}
+		r := Range{Base: base, Slots: slots}
 		table.Track(class, r, table.Clock())
 		var keys []connector.Key
 		for i := range Ref(slots) {
@@ -157,10 +157,10 @@ func TestRecencyOutlivesTheTicks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table.Track(1, Range{base, 1}, 0)
+	table.Track(1, Range{Base: base, Slots: 1}, 0)
 	loaded := ID{Key: connector.Key{9}}
 	table.Load([]Loaded{{ID: loaded, Ref: base, Seq: 1<<63 - 1, Bytes: 1, Parent: NoRef}}, nil)
-	if table.full(table.entry(base).use.Tick()) >= clockStart {
+	if table.full(table.entry(base).tick()) >= clockStart {
 		t.Error("a record that was loaded counts as used since")
 	}
 	for round := range 100 {
@@ -282,8 +282,8 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 // Ranges with pinned records, and such as cannot be used, do not stand before the others.
 func TestPinnedRangesHideNoOther(t *testing.T) {
 	table, _ := fill(t, 64*40, 1)
-	r := Range{0, 64}
-	table.Untrack(Range{0, 64 * 40})
+	r := Range{Base: 0, Slots: 64}
+	table.Untrack(Range{Base: 0, Slots: 64 * 40})
 	for ; r.Base < 64*40; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
@@ -295,7 +295,7 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 	}
 	for range 2 {
 		got, ok := table.ColdestRange(1, ^uint64(0), func(r Range) bool { return r.Base >= 64*20 })
-		if want := (Range{64 * 20, 64}); !ok || got != want {
+		if want := (Range{Base: 64 * 20, Slots: 64}); !ok || got != want {
 			t.Fatalf("%v, %v, want %v", got, ok, want)
 		}
 	}
@@ -304,8 +304,8 @@ func TestPinnedRangesHideNoOther(t *testing.T) {
 // A range that is in use is not taken for an empty one.
 func TestPinnedRangeIsNotCold(t *testing.T) {
 	table, chains := fill(t, 64*8, 64)
-	table.Untrack(Range{0, 64 * 8})
-	for r := (Range{0, 64}); r.Base < 64*8; r.Base += 64 {
+	table.Untrack(Range{Base: 0, Slots: 64 * 8})
+	for r := (Range{Base: 0, Slots: 64}); r.Base < 64*8; r.Base += 64 {
 		table.Track(2, r, 0)
 		table.Survey(r, nil)
 	}

@@ -59,7 +59,7 @@ func fillTimed(b *testing.B, table *Table, n int) (growing, steady []time.Durati
 			if base, err = table.AddSlots(segment); err != nil {
 				b.Fatal(err)
 			}
-			table.Track(1, Range{base, segment}, 0)
+			table.Track(1, Range{Base: base, Slots: segment}, 0)
 		}
 		grows := table.Growing()
 		size := insertRun

@@ -5,6 +5,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
 	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
+	"github.com/kvconn/kvconn/store/disk/index/written"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -85,13 +86,16 @@ func (t *Table) load(in *Loaded) {
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
 		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
-		use: recency.At(recency.Written(in.Seq), e.use.Pins()),
+		use: recency.At(written.Tick(in.Seq), e.pins()),
 	}
 	if in.Parent == NoRef {
 		t.link(e, &in.ID, in.ParentKey)
 	}
 	t.add(in.ID.hash(), in.Ref, e, in.Tenant)
 }
+
+// SeqBits is [written.SeqBits].
+const SeqBits = written.SeqBits
 
 // Reserve makes room for that many records at once, which is quicker than growing with
 // them.
@@ -143,7 +147,7 @@ func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 		}
 		b := &bounds[(ref-1-begin)>>groupShift]
 		*b = min(*b, t.order(e))
-		*sum += t.full(e.use.Tick())
+		*sum += t.full(e.tick())
 		*n++
 	}
 	t.cold.mu.Lock()
@@ -175,7 +179,7 @@ func (t *Table) describe(base Ref, slots uint32, out []Insertion) []Insertion {
 		}
 		in := Insertion{
 			ID: ID{e.namespace, e.shard, e.key}, Ref: ref, Seq: e.seq, Bytes: e.bytes,
-			ParentRef: t.validParent(e), Tick: e.use.Tick(), Depth: e.blocksBefore(),
+			ParentRef: t.validParent(e), Tick: e.tick(), Depth: e.blocksBefore(),
 		}
 		if in.ParentRef != NoRef {
 			in.Parent = t.entry(in.ParentRef).key

@@ -24,7 +24,7 @@ func (t *Table) Get(id ID, pin bool) (Found, bool) {
 	}
 	e := t.entry(ref)
 	if pin {
-		e.use.Pin()
+		e.pin()
 	}
 	return Found{Ref: ref, Seq: e.seq, Bytes: e.bytes, Depth: e.depth}, true
 }
@@ -40,7 +40,7 @@ func (t *Table) PinSlot(ref Ref) (ID, Found, bool) {
 	if e.seq == 0 {
 		return ID{}, Found{}, false
 	}
-	e.use.Pin()
+	e.pin()
 	return ID{e.namespace, e.shard, e.key}, Found{Ref: ref, Seq: e.seq, Bytes: e.bytes, Depth: e.depth}, true
 }
 
@@ -60,7 +60,7 @@ func (t *Table) unpinRun(refs []Ref) {
 		return
 	}
 	for _, ref := range refs {
-		t.entry(ref).use.Unpin()
+		t.entry(ref).unpin()
 	}
 }
 
@@ -68,7 +68,7 @@ func (t *Table) unpinRun(refs []Ref) {
 func (t *Table) Pinned(ref Ref) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return !t.closed && t.entry(ref).use.Pins() > 0
+	return !t.closed && t.entry(ref).pins() > 0
 }
 
 // Prefix finds the longest leading part of chain whose blocks are there with every shard. The
@@ -122,7 +122,7 @@ func (t *Table) Touch(namespace uint16, shard connector.Shard, keys []connector.
 	for i := range keys {
 		t.mu.RLock()
 		if ref := t.find(&ID{namespace, shard, keys[i]}); ref != NoRef {
-			t.entry(ref).use.Touch(tick, 0)
+			t.entry(ref).touch(tick, 0)
 		}
 		t.mu.RUnlock()
 	}
@@ -166,7 +166,7 @@ func (t *Table) keep(pins []Ref, mark, shards, found int, tick uint32) []Ref {
 	if shards == 1 {
 		pins = pins[:mark+found]
 		for _, ref := range pins[mark:] {
-			t.entry(ref).use.Touch(tick, 1)
+			t.entry(ref).touch(tick, 1)
 		}
 		return pins
 	}
@@ -176,7 +176,7 @@ func (t *Table) keep(pins []Ref, mark, shards, found int, tick uint32) []Ref {
 		// blocks as the shards after it.
 		n := t.sameShard(pins[i:])
 		for _, ref := range pins[i : i+min(n, found)] {
-			t.entry(ref).use.Touch(tick, 1)
+			t.entry(ref).touch(tick, 1)
 			pins[kept] = ref
 			kept++
 		}

@@ -42,7 +42,7 @@ func (m *model) addSlots(n uint32) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	r := Range{base, n}
+	r := Range{Base: base, Slots: n}
 	m.ranges = append(m.ranges, r)
 	m.table.Track(1, r, m.table.Clock())
 	before := len(m.free)
@@ -164,7 +164,7 @@ func (m *model) adopt() {
 	}
 	r := m.ranges[m.g.IntN(len(m.ranges))]
 	from := m.g.Uint32N(r.Slots)
-	run := Range{r.Base + Ref(from), min(1+m.g.Uint32N(100), r.Slots-from)}
+	run := Range{Base: r.Base + Ref(from), Slots: min(1+m.g.Uint32N(100), r.Slots-from)}
 	held := make(map[Ref]ID)
 	for id, f := range m.found {
 		if f.Ref >= run.Base && f.Ref < run.Base+Ref(run.Slots) {
@@ -305,8 +305,8 @@ func (m *model) checkOrder() {
 	}
 	for _, f := range m.found {
 		e := t.entry(f.Ref)
-		if p := t.validParent(e); p != NoRef && t.full(t.entry(p).use.Tick()) < t.full(e.use.Tick()) {
-			m.t.Fatalf("slot %d: used %d ticks after its parent", f.Ref, t.full(e.use.Tick())-t.full(t.entry(p).use.Tick()))
+		if p := t.validParent(e); p != NoRef && t.full(t.entry(p).tick()) < t.full(e.tick()) {
+			m.t.Fatalf("slot %d: used %d ticks after its parent", f.Ref, t.full(e.tick())-t.full(t.entry(p).tick()))
 		}
 		p := t.cold.place(f.Ref)
 		if bound := class.bounds.Bound(p.leaf); bound > t.order(e) && !chosen[f.Ref] {

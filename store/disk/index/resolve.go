@@ -146,7 +146,7 @@ func (up *climb) run(begin, end Ref) Ref {
 		}
 		end--
 		if e := t.entry(end); e.seq != 0 {
-			up.rest, up.tick = t.validParent(e), e.use.Tick()
+			up.rest, up.tick = t.validParent(e), e.tick()
 		}
 	}
 	up.pause()

@@ -45,7 +45,7 @@ func checkChains(t *testing.T, table *Table, all []Loaded, depth map[connector.K
 		if (p != NoRef) != (in.ParentKey != connector.Key{}) {
 			t.Fatalf("record %d: parent %d of key %v", i, p, in.ParentKey)
 		}
-		if p != NoRef && (table.entry(p).key != in.ParentKey || table.entry(p).use.Tick() < e.use.Tick()) {
+		if p != NoRef && (table.entry(p).key != in.ParentKey || table.entry(p).tick() < e.tick()) {
 			t.Fatalf("record %d: its parent is another, or older", i)
 		}
 	}
@@ -69,7 +69,7 @@ func TestRecordsLoadedInAnyOrderFindTheirParentsByKey(t *testing.T) {
 	done := make(chan struct{})
 	for i := range 5 {
 		go func() {
-			table.Resolve(Range{Ref(i * n / 5), n / 5})
+			table.Resolve(Range{Base: Ref(i * n / 5), Slots: n / 5})
 			done <- struct{}{}
 		}()
 	}

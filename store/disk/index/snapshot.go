@@ -95,7 +95,7 @@ func (t *Table) Prepare(im *Image) error {
 func (t *Table) Finish(first, end Ref) {
 	for ref := first; ref < end; ref++ {
 		e := t.entry(ref)
-		e.use = recency.At(e.use.Tick(), 0)
+		e.use = recency.At(e.tick(), 0)
 	}
 }
 

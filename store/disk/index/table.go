@@ -1,13 +1,12 @@
 package index
 
 import (
-	"cmp"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/kvconn/kvconn/store/disk/index/slotrange"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 	"github.com/kvconn/kvconn/store/offheap"
@@ -45,8 +44,8 @@ type Table struct {
 	blankBucket  [1]hashtable.Bucket
 	hidden       map[Ref]bool // slots of records that are found no more and not removed yet
 
-	limit Ref     // references handed out end here
-	spare []Range // those given back before it, in order
+	limit Ref            // references handed out end here
+	spare slotrange.List // those given back before it
 	count int
 	bytes int64 // payload bytes of all records
 	// tenants keeps count of whose they are.
@@ -78,23 +77,14 @@ func New() *Table {
 func (t *Table) entry(r Ref) *entry { return &t.chunks[r>>chunkShift][r&chunkMask] }
 
 // Range is a run of slots.
-type Range struct {
-	Base  Ref
-	Slots uint32
-}
+type Range = slotrange.Range
 
 // AddSlots hands out references for a run of empty slots.
 func (t *Table) AddSlots(slots uint32) (Ref, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, f := range t.spare {
-		if f.Slots >= slots {
-			t.spare[i] = Range{f.Base + Ref(slots), f.Slots - slots}
-			if t.spare[i].Slots == 0 {
-				t.spare = slices.Delete(t.spare, i, i+1)
-			}
-			return f.Base, nil
-		}
+	if base, ok := t.spare.Take(slots); ok {
+		return base, nil
 	}
 	base := t.limit
 	end := uint64(base) + uint64(slots)
@@ -131,20 +121,8 @@ func (t *Table) reserve(end uint64) error {
 func (t *Table) DropSlots(base Ref, slots uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(t.spare, base, func(r Range, base Ref) int { return cmp.Compare(r.Base, base) })
-	t.spare = slices.Insert(t.spare, i, Range{base, slots})
-	if i+1 < len(t.spare) && base+Ref(slots) == t.spare[i+1].Base {
-		t.spare[i].Slots += t.spare[i+1].Slots
-		t.spare = slices.Delete(t.spare, i+1, i+2)
-	}
-	if i > 0 && t.spare[i-1].Base+Ref(t.spare[i-1].Slots) == base {
-		t.spare[i-1].Slots += t.spare[i].Slots
-		t.spare = slices.Delete(t.spare, i, i+1)
-	}
-	if n := len(t.spare); t.spare[n-1].Base+Ref(t.spare[n-1].Slots) == t.limit {
-		t.limit = t.spare[n-1].Base
-		t.spare = t.spare[:n-1]
-	}
+	t.spare.Give(Range{Base: base, Slots: slots})
+	t.limit = t.spare.Trim(t.limit)
 }
 
 // Close unmaps the table. Every method still answers, as if it were empty.

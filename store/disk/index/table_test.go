@@ -26,7 +26,7 @@ func fill(t testing.TB, n, chain int) (*Table, [][]connector.Key) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table.Track(1, Range{base, uint32(n)}, 0)
+	table.Track(1, Range{Base: base, Slots: uint32(n)}, 0)
 	g := rand.NewPCG(1, 2)
 	var chains [][]connector.Key
 	batch := make([]Insertion, 0, 256)

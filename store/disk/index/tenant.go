@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
-	"github.com/kvconn/kvconn/store/disk/index/victims"
+	"github.com/kvconn/kvconn/store/disk/index/victim"
 )
 
 // tenantRun is how many slots are looked at for a tenant's records under one hold of the lock: most are another's.
@@ -35,7 +35,7 @@ func (t *Table) EmptyTenant(id tenants.ID, upTo uint64, from Ref, out []Removed)
 		}
 		switch e := t.entry(next); {
 		case e.seq == 0 || e.seq > upTo:
-		case e.use.Pins() > 0:
+		case e.pins() > 0:
 			left++
 		default:
 			r, _ := t.remove(next, e.seq)
@@ -45,41 +45,53 @@ func (t *Table) EmptyTenant(id tenants.ID, upTo uint64, from Ref, out []Removed)
 	return out, left, next
 }
 
-// ColdestOf offers the records of a run of slots, which begins at from, to the selections of their tenants; of has one for
-// some numbers. The next run begins at next, which is NoRef after the last.
-func (t *Table) ColdestOf(of []*victims.Selection, from Ref) (next Ref) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for next = from; next < from+tenantRun; next++ {
-		if t.closed || next >= t.limit {
-			return NoRef
-		}
-		n := int(t.tenants.At(uint32(next)))
-		if n >= len(of) || of[n] == nil {
-			continue
-		}
-		if e := t.entry(next); e.seq != 0 && e.use.Pins() == 0 {
-			of[n].Offer(Victim{Ref: next, Seq: e.seq, Order: t.order(e)})
+// Coldest offers all records that are not pinned to the selections of their tenants; of has one for some numbers.
+func (t *Table) Coldest(of []*victim.Selection) {
+	var seen [tenantRun]Victim
+	var whose [tenantRun]tenants.Number
+	for from := Ref(0); from != NoRef; {
+		var n int
+		n, from = t.coldestRun(of, from, &seen, &whose)
+		for i := range n { // a selection sorts, which no one should wait for
+			of[whose[i]].Offer(seen[i])
 		}
 	}
-	return next
+}
+
+func (t *Table) coldestRun(of []*victim.Selection, from Ref, seen *[tenantRun]Victim, whose *[tenantRun]tenants.Number) (n int, next Ref) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed || from >= t.limit {
+		return 0, NoRef
+	}
+	for i, number := range t.tenants.Chunk(uint32(from))[:min(tenantRun, t.limit-from)] {
+		if int(number) >= len(of) || of[number] == nil {
+			continue
+		}
+		ref := from + Ref(i)
+		if e := t.entry(ref); e.seq != 0 && e.pins() == 0 {
+			seen[n], whose[n] = Victim{Ref: ref, Seq: e.seq, Order: t.order(e)}, number
+			n++
+		}
+	}
+	return n, from + tenantRun
 }
 
 // EvictOf takes victims that are a tenant's out of the table, in their order, until that has freed a number of bytes, or
-// [evictRun] are gone. Records that were used since they were selected, or are pinned, stay. It appends what it took to
+// [evictRun] are gone, or [scanRun] were looked at. Records that were used since they were selected, or are pinned, stay. It appends what it took to
 // out, and returns the victims that it has not come to.
 func (t *Table) EvictOf(id tenants.ID, list []Victim, bytes int64, out []Removed) (removed []Removed, rest []Victim, freed int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	has, number := t.tenants.Tenant(id)
-	before := len(out)
-	for ; len(list) > 0 && freed < bytes && len(out)-before < evictRun && !t.closed && has.ID == id; list = list[1:] {
+	before, end := len(out), list[min(len(list), scanRun):]
+	for ; len(list) > len(end) && freed < bytes && len(out)-before < evictRun && !t.closed; list = list[1:] {
 		v := list[0]
-		if v.Ref >= t.limit || t.tenants.At(uint32(v.Ref)) != number {
+		if has.ID != id || v.Ref >= t.limit || t.tenants.At(uint32(v.Ref)) != number {
 			continue
 		}
 		e := t.entry(v.Ref)
-		if e.seq != v.Seq || e.use.Pins() > 0 || t.order(e) != v.Order {
+		if e.seq != v.Seq || e.pins() > 0 || t.order(e) != v.Order {
 			continue
 		}
 		size := tenants.SlotBytes(e.bytes)

@@ -13,7 +13,6 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
-	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/disk/snapshot"
@@ -338,7 +337,7 @@ func (s *State) reserveIndex(o *opening) error {
 }
 
 // opensShift leaves a trillion records to each of 16 million openings.
-const opensShift = recency.SeqBits
+const opensShift = index.SeqBits
 
 // doubtOpens is how many openings are skipped where no one says how many there were: a
 // sample of the headers names the last one but few.

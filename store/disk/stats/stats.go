@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/calibrate"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
@@ -52,8 +53,10 @@ type Stats struct {
 	WritesRefused uint64 `json:"writes_refused" metric:"writes_refused_total" help:"Writes refused because the write queue was full."`
 	Evicted       uint64 `json:"evicted" metric:"evicted_records_total" help:"Records evicted to stay below the cap."`
 	Purged        uint64 `json:"purged" metric:"purged_records_total" help:"Records that an administrator had removed."`
-	Barriers      uint64 `json:"barriers" metric:"barriers_total" help:"Barriers, which make what was written durable; failed ones included."`
-	BarrierErrors uint64 `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since the last good one may be lost in a crash."`
+	// Quota is what tenants' quotas have done.
+	Quota         quota.Stats `json:"quota" metric:""`
+	Barriers      uint64      `json:"barriers" metric:"barriers_total" help:"Barriers, which make what was written durable; failed ones included."`
+	BarrierErrors uint64      `json:"barrier_errors" metric:"barrier_errors_total" help:"Barriers that failed: what was written since the last good one may be lost in a crash."`
 
 	// Scrubs are complete passes of the background scrub.
 	Scrubs     uint64 `json:"scrubs"`

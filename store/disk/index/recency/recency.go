@@ -2,10 +2,7 @@
 // it, in the other half.
 package recency
 
-import (
-	"math/bits"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // Use is the tick of a record's last use (high 32 bits, the low ones of the clock) and the number of its pins (low 32
 // bits). Its methods may be called from any goroutine, under the index's lock for reading.
@@ -83,31 +80,4 @@ func (u *Use) Raise(tick uint32, clock uint64) bool {
 func Full(tick uint32, clock uint64) uint64 {
 	ahead := clock + inFlight // a use may be noted after the clock is read
 	return ahead - uint64(uint32(ahead)-tick)
-}
-
-// Sequence numbers count up within an opening of the store, whose number is in the bits
-// from SeqBits on.
-const (
-	SeqBits = 40
-	// stepBits is the precision with which ticks follow sequence numbers: a step is at
-	// most this part of what was written until then.
-	stepBits = 8
-	// Codes of 24 and of 40 bits with that precision.
-	openingCodeBits, counterCodeBits = 13, 14
-	// FirstTick is past the tick of every record loaded.
-	FirstTick = 1 << (openingCodeBits + counterCodeBits)
-)
-
-// Written is the recency of a record that is known only to have been written. It
-// rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
-// before their heads.
-func Written(seq uint64) uint32 {
-	opening, counter := seq>>SeqBits, seq&(1<<SeqBits-1)
-	return coarse(opening)<<counterCodeBits | coarse(counter)
-}
-
-// coarse is a monotone code of x: its highest bits and how many follow.
-func coarse(x uint64) uint32 {
-	rest := max(bits.Len64(x)-(stepBits+1), 0)
-	return uint32(rest<<stepBits) + uint32(x>>rest)
 }

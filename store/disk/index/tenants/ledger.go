@@ -71,11 +71,12 @@ type Ledger struct {
 	free    []Number
 	most    int // of numbers; tests make it small
 	touched bool
+	kept    map[ID]bool
 }
 
 // New returns an empty ledger.
 func New() *Ledger {
-	l := &Ledger{numbers: make(map[ID]Number), most: mostNumbers}
+	l := &Ledger{numbers: make(map[ID]Number), kept: make(map[ID]bool), most: mostNumbers}
 	for _, id := range []ID{none: {}, unknown: Unknown, rest: Rest} {
 		l.numbers[id] = Number(len(l.tenants))
 		l.tenants = append(l.tenants, Tenant{ID: id})
@@ -148,6 +149,30 @@ func (l *Ledger) number(id ID) Number {
 	return l.numbers[id]
 }
 
+// Keep gives a tenant a number for good, if one is left, whether or not it has records.
+func (l *Ledger) Keep(id ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept[id] = true
+	if _, ok := l.numbers[id]; !ok {
+		l.number(id)
+	}
+}
+
+// Over are the tenants that have more bytes than limit says, where that is not 0.
+func (l *Ledger) Over(limit func(ID) int64) (over []ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.tenants {
+		if t := &l.tenants[i]; t.Records > 0 {
+			if most := limit(t.ID); most > 0 && t.Bytes > most {
+				over = append(over, t.ID)
+			}
+		}
+	}
+	return over
+}
+
 // Remove notes that a slot is empty.
 func (l *Ledger) Remove(ref uint32, bytes int64) {
 	n := *l.slot(ref)
@@ -156,7 +181,7 @@ func (l *Ledger) Remove(ref uint32, bytes int64) {
 	t := &l.tenants[n]
 	t.Records--
 	t.Bytes -= bytes
-	if t.Records == 0 && n >= firstFree {
+	if t.Records == 0 && n >= firstFree && !l.kept[t.ID] {
 		delete(l.numbers, t.ID)
 		l.free = append(l.free, n)
 	}

@@ -1,4 +1,4 @@
-package recency
+package written
 
 import "testing"
 
@@ -6,7 +6,7 @@ func TestOrderOfWritingIsKeptWithinItsSteps(t *testing.T) {
 	last := uint32(0)
 	for opening := range uint64(600) {
 		for _, counter := range []uint64{1, 2, 300, 511, 513, 70_000, 1 << 20, 1<<SeqBits - 1} {
-			tick := Written(opening<<SeqBits | counter)
+			tick := Tick(opening<<SeqBits | counter)
 			if tick <= last && opening < 1<<stepBits {
 				t.Fatalf("opening %d, record %d: tick %d after %d", opening, counter, tick, last)
 			}
@@ -16,7 +16,7 @@ func TestOrderOfWritingIsKeptWithinItsSteps(t *testing.T) {
 			last = tick
 		}
 	}
-	if tick := Written(1<<64 - 1); tick >= FirstTick {
+	if tick := Tick(1<<64 - 1); tick >= FirstTick {
 		t.Errorf("last tick %d", tick)
 	}
 }

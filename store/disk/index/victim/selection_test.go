@@ -1,4 +1,4 @@
-package victims
+package victim
 
 import (
 	"math/rand/v2"
