@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
@@ -180,4 +184,44 @@ func TestAQuotaHoldsAfterACrash(t *testing.T) {
 		t.Errorf("%d records", have)
 	}
 	mustBalance(t, again)
+}
+
+// A journal that fails refuses the writes that wait, and the quota holds when it works again.
+func TestAQuotaHoldsThroughAFailureOfTheJournal(t *testing.T) {
+	t.Parallel()
+	var on atomic.Bool
+	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if !on.Load() || op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			return nil
+		}
+		return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
+	})
+	o := withQuotas(memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), inject)), map[string]int64{"a": 20}, 0)
+	o.SlotWait = 100 * time.Millisecond
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "m")
+	mustWrite(t, s, tenantChain(ns, "a", 1, 20))
+	on.Store(true)
+	failed := 0
+	for i := range 5 {
+		for _, err := range writeAll(t, s, tenantChain(ns, "a", 10+i, 10)) {
+			if err != nil {
+				failed++
+			}
+		}
+	}
+	if failed == 0 {
+		t.Error("no write failed: the test does not test it")
+	}
+	on.Store(false)
+	awaitJournal(t, s, 0)
+	fresh := tenantChain(ns, "a", 20, 15)
+	wait.For(t, "all is written", func() bool { // slots wait for a barrier, which the short time may not
+		return len(writeSome(t, s, fresh)) == len(fresh)
+	})
+	mustRead(t, s, fresh)
+	if have := recordsOf(t, s, tenantOf("a")); have > 20 {
+		t.Errorf("%d records", have)
+	}
+	mustBalance(t, s)
 }

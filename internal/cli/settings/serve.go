@@ -27,6 +27,9 @@ func Check(ctx *kong.Context, resolver *Resolver, s *config.Serve) error {
 	if err == nil {
 		_, err = ObjectOptions(s)
 	}
+	if err == nil {
+		_, err = LoadTenants(s.TenantsFile)
+	}
 	if err != nil {
 		return fmt.Errorf("settings: %s", resolver.WithSources(ctx, err.Error()))
 	}

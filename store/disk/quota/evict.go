@@ -15,7 +15,10 @@ const (
 	// batchPart of a quota is freed beyond what is needed: a journal entry for each record would cost less than the rest.
 	batchPart = 64
 	// A selection takes this part of a tenant's records, within bounds: each looks at every slot of the store.
-	selectPart, selectLeast, selectMost = 16, 256, 1 << 16
+	selectPart, selectLeast, selectMost = 16, 64, 1 << 16
+	// selectAtOnce is for how many tenants one selection is at most, keepVictims how many victims are kept while nobody
+	// waits for them: both bound memory, however many tenants there are.
+	selectAtOnce, keepVictims = 256, 1 << 20
 	// lookInterval is how often tenants are looked for that have more than their quotas without a write: a start, a
 	// rebuild and a lease that ends bring some.
 	lookInterval = time.Second
@@ -60,7 +63,7 @@ type due struct {
 // pass evicts what it can for the tenants that need it, and lets writes through. left says that some wait still, or have
 // more than their quotas.
 func (q *Quotas) pass(over []tenants.ID) (progress, left bool) {
-	list := q.due(over, time.Now())
+	list := q.due(over)
 	for i := range list {
 		progress = q.evict(&list[i]) || progress
 	}
@@ -82,12 +85,13 @@ func (q *Quotas) pass(over []tenants.ID) (progress, left bool) {
 }
 
 // due are the tenants to evict from.
-func (q *Quotas) due(over []tenants.ID, now time.Time) (list []due) {
+func (q *Quotas) due(over []tenants.ID) (list []due) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, id := range over {
 		q.account(id)
 	}
+	kept := 0
 	for id, a := range q.accounts {
 		limit := q.o.Limits.Of(id)
 		need := q.used(id) + a.reserved - limit
@@ -96,7 +100,12 @@ func (q *Quotas) due(over []tenants.ID, now time.Time) (list []due) {
 		}
 		if need > 0 || len(a.queue) > 0 {
 			list = append(list, due{id: id, account: a, need: min(need, q.used(id))})
-		} else if a.reserved == 0 && len(a.victims) == 0 {
+			continue
+		}
+		if kept += len(a.victims); kept > keepVictims {
+			a.victims = nil
+		}
+		if a.reserved == 0 && len(a.victims) == 0 {
 			delete(q.accounts, id)
 		}
 	}
@@ -129,7 +138,7 @@ func (q *Quotas) selectMore(list []due) (selected bool) {
 	chosen := make(map[int]*victim.Selection)
 	for i := range list {
 		d := &list[i]
-		if d.need <= d.freed || len(d.victims) > 0 || now.Before(d.again) {
+		if d.need <= d.freed || len(d.victims) > 0 || now.Before(d.again) || len(chosen) == selectAtOnce {
 			continue
 		}
 		t, n := q.ledger.Tenant(d.id)
