@@ -20,11 +20,8 @@ func (s *Store) evictOf(e *quota.Eviction) {
 func (e quotaEviction) prepare(c *committing) {
 	before := len(c.removed)
 	for !c.journalFailed() && e.Freed < e.Bytes && len(e.Victims) > 0 && len(c.removed)-before < commitLimit {
-		var freed int64
-		c.removed, e.Victims, freed = c.s.table.EvictOf(e.ID, e.Victims, e.Bytes-e.Freed, c.removed)
-		e.Freed += freed
+		c.removed = e.Take(c.s.table, c.removed)
 	}
-	e.Records = len(c.removed) - before
 }
 
 func (e quotaEviction) settle(_ *committing, err error) {

@@ -47,7 +47,7 @@ func (s *Step) Take(t *index.Table, out []index.Removed) []index.Removed {
 	for n := 0; n < stepRuns && len(out)-before < stepRecords && s.from != index.NoRef; n++ {
 		var left int
 		if s.tenant != nil {
-			out, left, s.from = t.EmptyTenant(*s.tenant, s.upTo, s.from, out)
+			out, left, s.from = emptyTenant(t, *s.tenant, s.upTo, s.from, out)
 		} else {
 			out, left, s.from = t.EmptyOf(s.namespace, s.upTo, s.from, out)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 )
 
@@ -35,4 +36,36 @@ func (p *Purges) RunTenant(ctx context.Context, id tenants.ID, upTo uint64, wait
 	p.tenant.Store(&tenantTarget{id, upTo})
 	defer p.tenant.Store(nil)
 	return p.repeat(ctx, Step{tenant: &id, upTo: upTo}, wait)
+}
+
+// tenantRun is how many slots are looked at for a tenant's records under one hold of the index's lock, removeRun how many
+// records are removed.
+const tenantRun, removeRun = 4096, 256
+
+// emptyTenant is [index.Table.EmptyOf] for a tenant, in all namespaces.
+func emptyTenant(t *index.Table, id tenants.ID, upTo uint64, from index.Ref, out []index.Removed) (removed []index.Removed, left int, next index.Ref) {
+	next = from
+	t.Change(func(c index.Change) {
+		before := len(out)
+		has, number := t.Tenants().Tenant(id)
+		for ; next < from+tenantRun && len(out)-before < removeRun; next++ {
+			if next >= c.Limit() || has.ID != id || has.Records == 0 {
+				next = index.NoRef
+				return
+			}
+			if t.Tenants().At(uint32(next)) != number {
+				continue
+			}
+			switch s := c.Slot(next); {
+			case s.Seq == 0 || s.Seq > upTo:
+			case s.Pins > 0:
+				left++
+			default:
+				if r, ok := c.Remove(next, s.Seq); ok {
+					out = append(out, r)
+				}
+			}
+		}
+	})
+	return out, left, next
 }

@@ -156,7 +156,7 @@ func (q *Quotas) selectMore(list []due) (selected bool) {
 	if len(chosen) == 0 {
 		return false
 	}
-	q.o.Table.Coldest(of)
+	coldest(q.o.Table, of)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i, s := range chosen {

@@ -48,10 +48,7 @@ func newFixture(t *testing.T, slots uint32, limits Limits, patience time.Duratio
 	f.q = New(Options{Limits: limits, Table: f.table, Wait: patience, Evict: func(e *Eviction) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		var out []index.Removed
-		out, e.Victims, e.Freed = f.table.EvictOf(e.ID, e.Victims, e.Bytes, nil)
-		e.Records = len(out)
-		for _, r := range out {
+		for _, r := range e.Take(f.table, nil) {
 			f.free = append(f.free, r.Ref)
 		}
 	}})

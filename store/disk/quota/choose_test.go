@@ -1,4 +1,4 @@
-package index
+package quota
 
 import (
 	"encoding/binary"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/index/victim"
 )
@@ -14,16 +15,16 @@ import (
 const tenantPayload = 8192
 
 // tenantTable is a table of n records; slot i has one of tenant i modulo many, and no parent.
-func tenantTable(tb testing.TB, n, many int) *Table {
+func tenantTable(tb testing.TB, n, many int) *index.Table {
 	tb.Helper()
-	table := New()
+	table := index.New()
 	tb.Cleanup(table.Close)
 	if _, err := table.AddSlots(uint32(n)); err != nil {
 		tb.Fatal(err)
 	}
-	batch := make([]Insertion, 0, insertRun)
+	batch := make([]index.Insertion, 0, 256)
 	for i := range n {
-		in := Insertion{Ref: Ref(i), Seq: uint64(i + 1), Bytes: tenantPayload, Tenant: numbered(i % many)}
+		in := index.Insertion{Ref: index.Ref(i), Seq: uint64(i + 1), Bytes: tenantPayload, Tenant: numbered(i % many)}
 		binary.LittleEndian.PutUint64(in.ID.Key[:], uint64(i+1)*0x9E3779B97F4A7C15)
 		if batch = append(batch, in); len(batch) == cap(batch) || i == n-1 {
 			table.Insert(batch)
@@ -33,18 +34,12 @@ func tenantTable(tb testing.TB, n, many int) *Table {
 	return table
 }
 
-// numbered is one of many tenants; 0 is none.
-func numbered(i int) (id tenants.ID) {
-	binary.LittleEndian.PutUint32(id[:], uint32(i))
-	return id
-}
-
 // coldestOf selects records of a tenant.
-func coldestOf(table *Table, id tenants.ID, want int) []Victim {
+func coldestOf(table *index.Table, id tenants.ID, want int) []index.Victim {
 	_, n := table.Tenants().Tenant(id)
 	of := make([]*victim.Selection, int(n)+1)
 	of[n] = victim.NewSelection(want)
-	table.Coldest(of)
+	coldest(table, of)
 	return of[n].Sorted()
 }
 
@@ -57,57 +52,32 @@ func TestATenantsColdestRecordsGoFirst(t *testing.T) {
 		t.Fatalf("%d victims", len(list))
 	}
 	used, pinned := list[0], list[1]
-	key := func(v Victim) connector.Key {
+	key := func(v index.Victim) connector.Key {
 		k, _, _ := table.PinSlot(v.Ref)
 		table.Unpin(v.Ref)
 		return k.Key
 	}
 	table.Touch(0, 0, []connector.Key{key(used)})
 	table.PinSlot(pinned.Ref)
-	out, rest, freed := table.EvictOf(id, list, 10*slot-1, nil)
+	e := &Eviction{ID: id, Victims: list, Bytes: 10*slot - 1}
+	out := e.Take(table, nil)
+	rest, freed := e.Victims, e.Freed
 	if len(out) != 10 || freed != 10*slot || len(rest) != 88 {
 		t.Fatalf("%d are gone, %d bytes, %d victims are left", len(out), freed, len(rest))
 	}
 	for i, r := range out {
-		if want := Ref(1 + many*(i+2)); r.Ref != want {
+		if want := index.Ref(1 + many*(i+2)); r.Ref != want {
 			t.Errorf("%d: slot %d went, want %d", i, r.Ref, want)
 		}
 	}
-	if out, _, _ := table.EvictOf(numbered(2), rest, slot, nil); len(out) != 0 {
+	if out := (&Eviction{ID: numbered(2), Victims: rest, Bytes: slot}).Take(table, nil); len(out) != 0 {
 		t.Error("a record of another tenant went")
 	}
-	if out, _, _ := table.EvictOf(id, list, slot, nil); len(out) != 1 || out[0].Ref != rest[0].Ref {
+	if out := (&Eviction{ID: id, Victims: list, Bytes: slot}).Take(table, nil); len(out) != 1 || out[0].Ref != rest[0].Ref {
 		t.Errorf("%+v went, want slot %d", out, rest[0].Ref)
 	}
 	if has, _ := table.Tenants().Tenant(id); has.Records != n/many-11 || has.Bytes != has.Records*slot {
 		t.Errorf("%+v", has)
-	}
-}
-
-func TestATenantIsEmptiedInRuns(t *testing.T) {
-	const n, many = 20_000, 4
-	table := tenantTable(t, n, many)
-	table.PinSlot(1 + many)
-	var out []Removed
-	left, runs := 0, 0
-	for from := Ref(0); from != NoRef; runs++ {
-		before, more := len(out), 0
-		out, more, from = table.EmptyTenant(numbered(1), n/2, from, out)
-		if left += more; len(out)-before > removeRun {
-			t.Fatalf("%d at one time", len(out)-before)
-		}
-	}
-	if want := n / many / 2; len(out) != want-1 || left != 1 {
-		t.Errorf("%d are gone and %d left in %d runs, want %d and 1", len(out), left, runs, want-1)
-	}
-	if has, _ := table.Tenants().Tenant(numbered(1)); has.Records != n/many/2+1 {
-		t.Errorf("%+v", has)
-	}
-	for from := Ref(0); from != NoRef; {
-		out, _, from = table.EmptyTenant(numbered(many+1), n, from, out[:0])
-		if len(out) > 0 {
-			t.Fatal("records of nobody are gone")
-		}
 	}
 }
 
