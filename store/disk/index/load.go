@@ -102,14 +102,14 @@ const SeqBits = written.SeqBits
 func (t *Table) Reserve(records int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.region != &t.blank || records <= 0 {
+	if !t.hashes.Blank() || records <= 0 {
 		return nil
 	}
-	r, err := hashtable.NewRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/hashtable.BucketSlots+1))
+	r, err := hashtable.NewRegion(max(hashtable.MinBuckets, records*hashtable.MaxLoadDen/hashtable.MaxLoadNum/hashtable.BucketSlots+1))
 	if err != nil {
 		return err
 	}
-	t.region = r
+	t.hashes.Region = r
 	return nil
 }
 

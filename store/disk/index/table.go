@@ -33,16 +33,8 @@ type Table struct {
 	chunks []*[chunkEntries]entry
 	// populated has a bit for each piece of a chunk; set under the read lock.
 	populated []uint32
-	// region holds the hash table. While it grows next is not nil, and holds what belongs in
-	// the first moved buckets of region.
-	region, next *hashtable.Region
-	moved        int
-	ahead        *hashtable.Region // mapped for the next growth, or nil
-	emptied      *hashtable.Region // what the last growth left, to be unmapped, or nil
-	giveBytes    int               // see the constant; tests make it small
-	blank        hashtable.Region  // stands for a region where there is none
-	blankBucket  [1]hashtable.Bucket
-	hidden       map[Ref]bool // slots of records that are found no more and not removed yet
+	hashes    hashtable.Growth
+	hidden    map[Ref]bool // slots of records that are found no more and not removed yet
 
 	limit Ref            // references handed out end here
 	spare slotrange.List // those given back before it
@@ -67,8 +59,7 @@ func New() *Table {
 	t := new(Table)
 	t.clock.Store(clockStart)
 	t.horizon.Store(clockStart)
-	t.blank.Buckets = t.blankBucket[:]
-	t.region, t.giveBytes = &t.blank, giveBytes
+	t.hashes.Init()
 	t.cold.classes = make(map[int64]*coldClass)
 	t.hidden, t.tenants = make(map[Ref]bool), tenants.New()
 	return t
@@ -133,11 +124,7 @@ func (t *Table) Close() {
 	for _, c := range t.chunks {
 		_ = offheap.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
 	}
-	t.region.Free()
-	t.next.Free()
-	t.ahead.Free()
-	t.emptied.Free()
-	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
+	t.hashes.Free()
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
 	t.tenants.Close()
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
@@ -164,5 +151,5 @@ func (t *Table) PayloadBytes() int64 {
 func (t *Table) MemoryBytes() int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return int64(t.limit)*entryBytes + t.hashBytes() + t.cold.memoryBytes() + t.tenants.MemoryBytes(int64(t.limit)) + int64(unsafe.Sizeof(*t))
+	return int64(t.limit)*entryBytes + t.hashes.Bytes() + t.cold.memoryBytes() + t.tenants.MemoryBytes(int64(t.limit)) + int64(unsafe.Sizeof(*t))
 }

@@ -69,8 +69,8 @@ type Ledger struct {
 	tenants []Tenant // by number
 	numbers map[ID]Number
 	free    []Number
-	most    int // of numbers; tests make it small
-	touched bool
+	most    int  // of numbers; tests make it small
+	touched bool // some slot has or had a record of a tenant: only then the numbers of slots mean something
 	kept    map[ID]bool
 }
 
@@ -112,13 +112,13 @@ func SlotBytes(payload uint32) int64 {
 
 // Add notes whose record is in a slot that was empty, and how many bytes the slot has.
 func (l *Ledger) Add(ref uint32, id ID, bytes int64) {
-	n := l.add(id, bytes)
-	if at := l.slot(ref); *at != n { // a page that is not there is not made for the sake of a zero
-		*at = n
+	if n, used := l.add(id, bytes); used {
+		*l.slot(ref) = n
 	}
 }
 
-func (l *Ledger) add(id ID, bytes int64) Number {
+// add counts a record. Until a tenant is used the numbers of slots are not looked at: their pages are not there.
+func (l *Ledger) add(id ID, bytes int64) (n Number, used bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n, ok := l.numbers[id]
@@ -129,7 +129,7 @@ func (l *Ledger) add(id ID, bytes int64) Number {
 	t := &l.tenants[n]
 	t.Records++
 	t.Bytes += bytes
-	return n
+	return n, l.touched
 }
 
 // number gives a tenant a number. mu is held.
@@ -175,9 +175,12 @@ func (l *Ledger) Over(limit func(ID) int64) (over []ID) {
 
 // Remove notes that a slot is empty.
 func (l *Ledger) Remove(ref uint32, bytes int64) {
-	n := *l.slot(ref)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	n := none
+	if l.touched {
+		n = *l.slot(ref)
+	}
 	t := &l.tenants[n]
 	t.Records--
 	t.Bytes -= bytes
@@ -242,12 +245,16 @@ type Saved struct {
 	Bytes   uint64
 }
 
-// Save returns the tenants as a snapshot has them.
+// Save returns the tenants as a snapshot has them: only the one that stands for none if there never was another.
 func (l *Ledger) Save() []Saved {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := make([]Saved, len(l.tenants))
-	for n, t := range l.tenants {
+	all := l.tenants
+	if !l.touched {
+		all = all[:1]
+	}
+	out := make([]Saved, len(all))
+	for n, t := range all {
 		out[n] = Saved{t.ID, uint64(t.Records), uint64(t.Bytes)}
 	}
 	return out
@@ -257,9 +264,10 @@ func (l *Ledger) Save() []Saved {
 func (l *Ledger) Restore(saved []Saved) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(saved) < int(firstFree) || len(saved) > l.most {
+	if len(saved) != 1 && len(saved) < int(firstFree) || len(saved) > l.most {
 		return fmt.Errorf("%d tenants", len(saved))
 	}
+	l.touched = len(saved) > 1
 	for n, s := range saved {
 		if n >= int(firstFree) {
 			l.tenants = append(l.tenants, Tenant{ID: s.ID})
@@ -269,7 +277,6 @@ func (l *Ledger) Restore(saved []Saved) error {
 			return fmt.Errorf("tenant %d is %v", n, s.ID)
 		}
 		t.Records, t.Bytes = int64(s.Records), int64(s.Bytes)
-		l.touched = l.touched || Number(n) != none && t.Records > 0
 		switch {
 		case n < int(firstFree):
 		case t.Records == 0:
@@ -281,14 +288,23 @@ func (l *Ledger) Restore(saved []Saved) error {
 	return nil
 }
 
-// Blocks are the numbers of the slots up to a limit as blocks of bytes, for a snapshot. They alias the ledger's memory.
+// Blocks are the numbers of the slots up to a limit as blocks of bytes, for a snapshot; none if there was no tenant. They alias the ledger's memory.
 func (l *Ledger) Blocks(limit uint32) [][]byte {
 	var out [][]byte
+	if !l.hasNumbers() {
+		return nil
+	}
 	for at := uint64(0); at < uint64(limit); at += ChunkSlots {
 		n := min(ChunkSlots, uint64(limit)-at)
 		out = append(out, unsafe.Slice((*byte)(unsafe.Pointer(l.slots[at/ChunkSlots])), n*numberBytes))
 	}
 	return out
+}
+
+func (l *Ledger) hasNumbers() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.touched
 }
 
 // Check reports whether a block that was filled in names tenants that there are.

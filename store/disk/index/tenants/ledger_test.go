@@ -118,11 +118,33 @@ func TestASnapshotHasTheTenants(t *testing.T) {
 	if len(again.tenants) != len(l.tenants) {
 		t.Errorf("%d numbers, %d before", len(again.tenants), len(l.tenants))
 	}
+	// Slots that are empty now keep the numbers that they had.
+	stale := newLedger(t)
+	stale.Add(0, tenant("a"), 10)
+	stale.Add(1, ID{}, 10)
+	stale.Remove(0, 10)
+	then := newLedger(t)
+	if err := then.Restore(stale.Save()); err != nil {
+		t.Fatal(err)
+	}
+	copy(then.Blocks(2)[0], stale.Blocks(2)[0])
+	then.Add(0, ID{}, 10)
+	then.Add(2, tenant("b"), 10)
+	then.Remove(0, 10)
+	then.want(t, ID{}, 1, 10)
+	then.want(t, tenant("b"), 1, 10)
+	// A store without tenants has no numbers.
+	plain, next := newLedger(t), newLedger(t)
+	plain.Add(0, ID{}, 10)
+	if err := next.Restore(plain.Save()); err != nil || plain.Blocks(1) != nil || next.Blocks(1) != nil {
+		t.Errorf("%v", err)
+	}
+	next.want(t, ID{}, 1, 10)
 	wrong := bytes.Repeat([]byte{0xff}, 8)
 	if again.Check(wrong) == nil {
 		t.Error("a number that nobody has passes")
 	}
-	for _, saved := range [][]Saved{nil, make([]Saved, firstFree), make([]Saved, mostNumbers+1)} {
+	for _, saved := range [][]Saved{nil, make([]Saved, 2), make([]Saved, firstFree), make([]Saved, mostNumbers+1)} {
 		if New().Restore(saved) == nil {
 			t.Errorf("%d tenants pass", len(saved))
 		}
