@@ -1,7 +1,5 @@
 package index
 
-import "sync/atomic"
-
 // keptBit, among the pins of an entry, says that an administrator wants the record kept: it is evicted in turn no more than
 // one that is in use. What gives up whole segments, and what removes records, looks at the other pins alone.
 const keptBit = 1 << 31
@@ -53,11 +51,11 @@ func (t *Table) keepRun(refs []Ref, seqs []uint64, keep bool, maxBytes int64) (c
 // setKept changes whether an entry is kept.
 func (t *Table) setKept(e *entry, keep bool) {
 	if keep {
-		atomic.OrUint64(&e.use, keptBit)
+		e.use.Set(keptBit)
 		t.kept.Records, t.kept.Bytes = t.kept.Records+1, t.kept.Bytes+int64(e.bytes)
 		return
 	}
-	atomic.AndUint64(&e.use, ^uint64(keptBit))
+	e.use.Clear(keptBit)
 	t.kept.Records, t.kept.Bytes = t.kept.Records-1, t.kept.Bytes-int64(e.bytes)
 }
 
