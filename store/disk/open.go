@@ -156,7 +156,8 @@ func (s *Store) open(ctx context.Context) error {
 	if o.checkOnly {
 		return nil
 	}
-	s.pins.Load(ctx)                // before anything is evicted
+	s.pins.Load(ctx) // before anything is evicted
+	s.background.Go(func() { s.quotas.Run(run) })
 	if len(s.space.Unread()) == 0 { // else the shrinker does it when what the store holds is known
 		before := s.table.Len()
 		if err := s.reclaim.ShrinkFirst(ctx); err != nil {
@@ -184,7 +185,7 @@ func (s *Store) start() context.Context {
 	s.committed.Go(s.committer)
 	makeBarriers := func(ctx context.Context) { s.barrier.Run(ctx, s.opts.BarrierInterval) }
 	heal := func(ctx context.Context) { s.state.Heal(ctx, s.opts.healPauses, s.heal) }
-	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, makeBarriers, s.janitor, s.rebuild.Run, s.quotas.Run} {
+	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, makeBarriers, s.janitor, s.rebuild.Run} {
 		s.background.Go(func() { f(ctx) })
 	}
 	if s.opts.ScrubBytesPerS > 0 {

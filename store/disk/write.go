@@ -103,7 +103,13 @@ func (s *Store) accept(op *write) error {
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
 	}
 	ticket, now, err := s.quotas.Admit(tenants.Of(op.Scope), need, func(err error) { s.admitted(op, err) })
-	if err != nil {
+	switch {
+	case errors.Is(err, store.ErrBusy): // of this tenant: the caller's other writes go on
+		op.Err = err
+		w.pending++
+		s.commits.Push(ended{op})
+		return nil
+	case err != nil:
 		return err
 	}
 	w.bytes += need

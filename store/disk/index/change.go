@@ -246,7 +246,7 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	t.count--
 	t.bytes -= int64(e.bytes)
 	if e.pins()&keptBit != 0 {
-		t.setKept(e, false)
+		t.setKept(ref, e, false)
 	}
 	t.tenants.Remove(uint32(ref), tenants.SlotBytes(e.bytes))
 	e.seq = 0

@@ -56,7 +56,7 @@ func (q *Quotas) Run(ctx context.Context) {
 type due struct {
 	id tenants.ID
 	*account
-	need  int64 // what must be freed before all of them fit
+	need  int64 // what must be freed before all of them fit, or all that pins leave
 	freed int64
 }
 
@@ -94,12 +94,13 @@ func (q *Quotas) due(over []tenants.ID) (list []due) {
 	kept := 0
 	for id, a := range q.accounts {
 		limit := q.o.Limits.Of(id)
-		need := q.used(id) + a.reserved - limit
+		used, pinned := q.used(id)
+		need := used + a.reserved - limit
 		for i := range a.queue {
 			need += a.queue[i].bytes
 		}
-		if need > 0 || len(a.queue) > 0 {
-			list = append(list, due{id: id, account: a, need: min(need, q.used(id))})
+		if need = min(need, used-pinned); need > 0 || len(a.queue) > 0 {
+			list = append(list, due{id: id, account: a, need: need})
 			continue
 		}
 		if kept += len(a.victims); kept > keepVictims {
@@ -169,13 +170,24 @@ func (q *Quotas) selectMore(list []due) (selected bool) {
 func (q *Quotas) admit(d *due, now time.Time) (progress bool) {
 	var through []func(error)
 	var late []waiter
+	var errs []error
 	limit := q.o.Limits.Of(d.id)
 	q.mu.Lock()
-	for used := q.used(d.id); len(d.queue) > 0 && used+d.reserved+d.queue[0].bytes <= limit; d.queue = d.queue[1:] {
+	used, pinned := q.used(d.id)
+	for ; len(d.queue) > 0 && used+d.reserved+d.queue[0].bytes <= limit; d.queue = d.queue[1:] {
 		d.reserved += d.queue[0].bytes
 		through = append(through, d.queue[0].done)
 	}
-	for ; len(d.queue) > 0 && d.queue[0].deadline.Before(now); d.queue = d.queue[1:] {
+	for ; len(d.queue) > 0; d.queue = d.queue[1:] {
+		switch w := d.queue[0]; {
+		case pinned+w.bytes > limit:
+			errs = append(errs, noRoom(w.bytes, pinned, limit))
+		case w.deadline.Before(now):
+			errs = append(errs, fmt.Errorf("no room for %d bytes in a quota of %d within %v: %w", w.bytes, limit, q.o.Wait, store.ErrBusy))
+		}
+		if len(errs) == len(late) {
+			break
+		}
 		late = append(late, d.queue[0])
 	}
 	if len(d.queue) == 0 {
@@ -187,8 +199,8 @@ func (q *Quotas) admit(d *due, now time.Time) (progress bool) {
 		done(nil)
 	}
 	q.refused.Add(uint64(len(late)))
-	for _, w := range late {
-		w.done(fmt.Errorf("no room for %d bytes in a quota of %d within %v: %w", w.bytes, limit, q.o.Wait, store.ErrBusy))
+	for i, w := range late {
+		w.done(errs[i])
 	}
 	return len(through)+len(late) > 0
 }

@@ -120,7 +120,7 @@ type Ticket struct {
 
 // Admit lets a write of a tenant through if there is room, and reports that. Otherwise it has done called later, from the
 // goroutine of [Quotas.Run], with nil when there is room, or with [store.ErrBusy]. It fails with [store.ErrTooLarge] if there
-// never will be. The ticket is to be given to [Quotas.Release] once the write has ended, but not if done was called with an
+// never will be, and with [store.ErrBusy] if there is none until pins end. The ticket is to be given to [Quotas.Release] once the write has ended, but not if done was called with an
 // error.
 func (q *Quotas) Admit(id tenants.ID, bytes int64, done func(error)) (t Ticket, now bool, err error) {
 	if !q.o.Limits.Any() {
@@ -134,12 +134,15 @@ func (q *Quotas) Admit(id tenants.ID, bytes int64, done func(error)) (t Ticket, 
 	case bytes > limit:
 		q.refused.Add(1)
 		return t, false, fmt.Errorf("a record of %d bytes and a quota of %d: %w", bytes, limit, store.ErrTooLarge)
+	case as.Pinned+bytes > limit:
+		q.refused.Add(1)
+		return t, false, noRoom(bytes, as.Pinned, limit)
 	}
 	t = Ticket{as.ID, bytes}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	a := q.account(t.id)
-	if len(a.queue) == 0 && q.used(t.id)+a.reserved+bytes <= limit {
+	if used, _ := q.used(t.id); len(a.queue) == 0 && used+a.reserved+bytes <= limit {
 		a.reserved += bytes
 		return t, true, nil
 	}
@@ -149,13 +152,18 @@ func (q *Quotas) Admit(id tenants.ID, bytes int64, done func(error)) (t Ticket, 
 	return t, false, nil
 }
 
-// used is how many bytes the index has of a tenant.
-func (q *Quotas) used(id tenants.ID) int64 {
+// noRoom is the error of a write for which pinned records leave no room: to wait would be of no use.
+func noRoom(bytes, pinned, limit int64) error {
+	return fmt.Errorf("no room for %d bytes in a quota of %d, %d of them are pinned: %w", bytes, limit, pinned, store.ErrBusy)
+}
+
+// used is how many bytes the index has of a tenant, and how many of them are pinned.
+func (q *Quotas) used(id tenants.ID) (bytes, pinned int64) {
 	t, _ := q.ledger.Tenant(id)
 	if t.ID != id { // it counts with the rest
-		return 0
+		return 0, 0
 	}
-	return t.Bytes
+	return t.Bytes, t.Pinned
 }
 
 // account is that of a tenant. q.mu is held.

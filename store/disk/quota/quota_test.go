@@ -218,3 +218,61 @@ func TestNoQuotaLetsEverythingThrough(t *testing.T) {
 		t.Errorf("%d accounts", len(f.q.accounts))
 	}
 }
+
+// Pinned records that are more than a quota are not looked for again and again.
+func TestMoreThanAQuotaMayBePinned(t *testing.T) {
+	id := numbered(1)
+	f := newFixture(t, 100, Limits{}, time.Hour)
+	refs, seqs := []index.Ref{f.insert(id), f.insert(id), f.insert(id)}, []uint64{1, 2, 3}
+	f.insert(id)
+	f.table.Keep(refs, seqs, true, 1<<20)
+	f.q.o.Limits.Default = 2 * slot
+	if progress, left := f.q.pass([]tenants.ID{id}); !progress || left {
+		t.Errorf("a pass has left something to do, progress %v", progress)
+	}
+	if have, _ := f.table.Tenants().Tenant(id); have.Records != 3 || f.table.Kept().Records != 3 {
+		t.Errorf("%+v", have)
+	}
+	if progress, left := f.q.pass([]tenants.ID{id}); progress || left {
+		t.Error("another has found something to do")
+	}
+	f.table.Keep(refs, seqs, false, 1<<20)
+	f.q.pass([]tenants.ID{id})
+	if have, _ := f.table.Tenants().Tenant(id); have.Records > 2 || have.Pinned != 0 {
+		t.Errorf("%+v", have)
+	}
+}
+
+// Where pins leave no room a write is refused at once, one that waits too.
+func TestPinsThatFillAQuotaRefuseWrites(t *testing.T) {
+	id := numbered(1)
+	f := newFixture(t, 100, Limits{Default: 4 * slot}, time.Hour)
+	refs := []index.Ref{f.insert(id), f.insert(id), f.insert(id), f.insert(id)}
+	seqs := []uint64{1, 2, 3, 4}
+	for _, ref := range refs {
+		f.table.PinSlot(ref) // as loads do
+	}
+	f.run()
+	waiting := make(chan error, 1)
+	f.write(id, func(err error) { waiting <- err })
+	if n := f.table.Keep(refs, seqs, true, 1<<20); n != 4 {
+		t.Fatal(n)
+	}
+	if err := <-waiting; !errors.Is(err, store.ErrBusy) {
+		t.Errorf("%v", err)
+	}
+	f.table.Unpin(refs...)
+	if _, now, err := f.q.Admit(id, slot, nil); now || !errors.Is(err, store.ErrBusy) {
+		t.Errorf("%v", err)
+	}
+	f.table.Keep(refs[:1], seqs[:1], false, 1<<20)
+	ended := make(chan error, 1)
+	f.write(id, func(err error) { ended <- err })
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	have, _ := f.table.Tenants().Tenant(id)
+	if have.Records != 4 || have.Pinned != 3*slot || f.table.Kept().Records != 3 || f.q.Stats().Refused != 2 {
+		t.Errorf("%+v, %+v, %+v", have, f.table.Kept(), f.q.Stats())
+	}
+}

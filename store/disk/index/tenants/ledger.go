@@ -55,6 +55,8 @@ type Tenant struct {
 	Records int64
 	// Bytes are those of slots: payloads, each rounded up to 4096 bytes, and as much for a header.
 	Bytes int64
+	// Pinned are those of them that an administrator wants kept.
+	Pinned int64
 	// Hits are blocks that look-ups have found, LastHit when the last was, since the opening. They are lost with the
 	// tenant's last record.
 	Hits    uint64
@@ -188,6 +190,17 @@ func (l *Ledger) Remove(ref uint32, bytes int64) {
 		delete(l.numbers, t.ID)
 		l.free = append(l.free, n)
 	}
+}
+
+// Pin notes that the record of a slot, with that many bytes, is kept from being evicted, or is no more: bytes are negative then.
+func (l *Ledger) Pin(ref uint32, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := none
+	if l.touched {
+		n = *l.slot(ref)
+	}
+	l.tenants[n].Pinned += bytes
 }
 
 // At is the number of the tenant whose record a slot has or had.
