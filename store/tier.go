@@ -138,6 +138,10 @@ type Contents struct {
 	NamespaceInfo
 	// Records of it, and the bytes of their payloads.
 	Records, Bytes int64
+	// Hits are blocks that look-ups have found, LastUse when the last was found or a record was last saved, since the
+	// opening.
+	Hits    uint64
+	LastUse time.Time
 	// Sessions are how often it is open: schedulers and ranks of engines.
 	Sessions int
 }

@@ -89,6 +89,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 		return err
 	}
 	o.Ring = ring
+	if o.Tenants, err = settings.LoadTenants(c.TenantsFile); err != nil {
+		return err
+	}
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {
 		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,

@@ -29,6 +29,7 @@ type Serve struct {
 	LoadStagingBytes   Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"How much of the host tier one rank's loads may take (default 64MiB)."`
 	SaveStagingBytes   Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"How much of the host tier one rank's saves may take; saves that do not fit are dropped (default 256MiB)."`
 	KeyFile            string        `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Keys that records are sealed with, made by 'kvconnd key new'. With it only sealed records are used. Default: none."`
+	TenantsFile        string        `name:"tenants-file" env:"KVCONN_TENANTS_FILE" placeholder:"FILE" help:"YAML file that names tenants by their cache_salt, and says how much of the disk each may take. Default: none."`
 	ScrubBytesPerS     Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
 	PinMaxPercent      float64       `name:"pin-max-percent" env:"KVCONN_PIN_MAX_PERCENT" default:"50" placeholder:"N" help:"How much of the cap 'kvconnd cache pin' may keep from being evicted, 0 to 90 (default 50)."`
 	Writers            int           `name:"writers" env:"KVCONN_WRITERS" default:"0" placeholder:"N" help:"Records that are written to the disk at one time, 1 to 256; a quarter of them while it is read. Default: what suits most disks."`

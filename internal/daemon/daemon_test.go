@@ -85,7 +85,7 @@ func (r *running) get(path string) (code int, body string) {
 func TestHTTPAnswersOnEveryRoute(t *testing.T) {
 	r := start(t, nil)
 	for path, want := range map[string]string{
-		"/healthz": `"ok": true`, "/readyz": `"ready": true`, "/v1/status": `"tier": "disk"`, "/v1/namespaces": `"namespaces": []`,
+		"/healthz": `"ok": true`, "/readyz": `"ready": true`, "/v1/status": `"tier": "disk"`, "/v1/namespaces": `"namespaces": []`, "/v1/tenants": `"tenants": []`,
 		"/metrics": "kvconn_store_records 0\n", "/openapi.yaml": "openapi: 3.1.0",
 	} {
 		if code, body := r.get(path); code != http.StatusOK || !strings.Contains(body, want) {

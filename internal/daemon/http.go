@@ -87,6 +87,8 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "POST /v1/warm", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.warm.ServeHTTP(w, r) }), Changes: true},
 		{Pattern: "GET /v1/archive", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeExport(w, r) }), Changes: true},
 		{Pattern: "POST /v1/archive", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeImport(w, r) }), Changes: true},
+		{Pattern: "GET /v1/tenants", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeTenants(w, r) })},
+		{Pattern: "DELETE /v1/tenants/{digest}", Handler: d.onceOpen(func(w http.ResponseWriter, r *http.Request) { d.admin.ServeTenantRemoval(w, r) }), Changes: true},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}

@@ -55,7 +55,7 @@ func TestATokenKeepsStrangersOut(t *testing.T) {
 		_ = resp.Body.Close()
 		return resp.StatusCode
 	}
-	for path, open := range map[string]bool{"/healthz": true, "/readyz": true, "/openapi.yaml": true, "/v1/status": false, "/v1/residency": false, "/v1/namespaces": false, "/metrics": false} {
+	for path, open := range map[string]bool{"/healthz": true, "/readyz": true, "/openapi.yaml": true, "/v1/status": false, "/v1/residency": false, "/v1/namespaces": false, "/v1/tenants": false, "/metrics": false} {
 		for token, ok := range map[string]bool{"": open, "wrong": open, "secret": true} {
 			if got := ask(path, token); (got != http.StatusUnauthorized) != ok {
 				t.Errorf("%s with token %q: %d", path, token, got)

@@ -50,12 +50,13 @@ func example() *reading {
 	})
 	m.AddWorker(worker.Stats{LoadedBytes: 4096, LoadSeconds: 1.5})
 	r := &reading{
-		gpus:   []gpu.DeviceStatus{{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Running: true, Starts: 1}},
-		store:  disk.Stats{Records: 7},
-		held:   []contents.Model{{Model: "m", Namespaces: 1, Records: 7, Bytes: 7 << 12}},
-		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
-		models: []models.Totals{*m},
-		trace:  new(tracelog.Stats),
+		gpus:    []gpu.DeviceStatus{{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Running: true, Starts: 1}},
+		store:   disk.Stats{Records: 7},
+		held:    []contents.Model{{Model: "m", Namespaces: 1, Records: 7, Bytes: 7 << 12}},
+		tenants: []contents.Tenant{{Tenant: "a", Records: 3, Bytes: 3 << 12}},
+		tiers:   []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
+		models:  []models.Totals{*m},
+		trace:   new(tracelog.Stats),
 		object: &ObjectStatus{Stats: object.Stats{Stats: bucket.Stats{
 			Requests: map[string]uint64{string(bucket.Put): 10, string(bucket.Get): 100}, Errors: map[string]uint64{"missing": 1},
 		}, Fetch: fetch.Stats{Failed: map[string]uint64{"timeout": 1}, Lost: map[string]uint64{"missing": 1}}, ObjectBytes: 73e9}},

@@ -49,7 +49,11 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency, d.admin = residencystream.New(ctx, s, bucket, d.backend.adapters), admin.New(admin.Options{Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Store: s, Sync: s.Sync, Sealed: d.opts.Ring != nil, Bucket: d.object != nil, Logger: d.opts.Logger})
+	d.residency = residencystream.New(ctx, s, bucket, d.backend.adapters)
+	d.admin = admin.New(admin.Options{
+		Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Store: s, Sync: s.Sync, Sealed: d.opts.Ring != nil, Bucket: d.object != nil,
+		Tenants: d.opts.Tenants.Names(), Quotas: d.opts.Tenants.Quotas(), Logger: d.opts.Logger,
+	})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	d.warm = warm.Handler(&warm.Warmer{Cache: d.backend.cache, Disk: s, Logger: d.opts.Logger}, s.Namespaces, func(model string) *connector.Manifest { return d.backend.newest(model).Manifest })
 	if err := d.openPublisher(ctx); err != nil {
@@ -122,6 +126,7 @@ func (d *daemon) storeOptions() disk.Options {
 		PinMaxPercent:      o.PinMaxPercent,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
+		Quotas:             o.Tenants.Quotas(),
 	}
 	if o.NoMinFree {
 		so.MinFreeBytes = -1

@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/spans"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/internal/tracelog"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -88,6 +89,8 @@ type Options struct {
 	Spans *spans.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
+	// Tenants, if not nil, names tenants and says what their quotas are.
+	Tenants *tenantfile.File
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger

@@ -29,13 +29,14 @@ type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []models.Totals  `metric:""`
-	sum     models.Sums      // of the models
-	tiers   []TierStatus     `metric:"tier_"`
-	held    []contents.Model `metric:"store_model_"`
-	store   disk.Stats       `metric:"store_"`
-	host    host.Stats       `metric:"host_"`
-	server  server.Stats     `metric:""`
+	models  []models.Totals   `metric:""`
+	sum     models.Sums       // of the models
+	tiers   []TierStatus      `metric:"tier_"`
+	held    []contents.Model  `metric:"store_model_"`
+	tenants []contents.Tenant `metric:"store_tenant_"` // empty without a tenants file
+	store   disk.Stats        `metric:"store_"`
+	host    host.Stats        `metric:"host_"`
+	server  server.Stats      `metric:""`
 	health  health.State
 	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
 	trace   *tracelog.Stats    `metric:"trace_"`   // nil if no trace is recorded
@@ -63,6 +64,7 @@ func (d *daemon) read(now time.Time) *reading {
 			r.publish = &s
 		}
 		r.object = d.objectStatus(now)
+		r.tenants = contents.Tenants(d.opts.Tenants.Names(), d.store.Tenant)
 		r.tiers, r.held = statusOf(d.backend.levels), d.contents.Models()
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
@@ -117,7 +119,7 @@ func Metrics() []counters.Metric {
 }
 
 // figures are what /metrics shows: a reading and what follows from it. Labels are tiers, decisions,
-// limits, faults and models alone, and of models models.MaxModels at most: the number of series is
+// limits, faults, models and named tenants alone, and of models and tenants models.MaxModels at most: the number of series is
 // bounded. /v1/status has the parts by engine and rank.
 type figures struct {
 	*reading  `metric:""`

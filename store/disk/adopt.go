@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
@@ -74,7 +75,7 @@ func (c *committing) runAdopt(job *recovery.AdoptJob) {
 func (s *Store) adopted(r *journal.Record) index.Adopted {
 	return index.Adopted{Insertion: index.Insertion{
 		ID:     index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Parent: r.Parent, Ref: s.space.RefOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
+		Parent: r.Parent, Ref: s.space.RefOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth, Tenant: tenants.Of(r.Scope),
 	}}
 }
 

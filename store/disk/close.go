@@ -53,9 +53,9 @@ func (s *Store) makeBarrier() (more bool, err error) {
 	freed := s.space.TakePending()
 	err = s.makeDurable()
 	s.space.Release(freed, err == nil)
-	s.count.barriers.Add(1)
+	s.count.Barriers.Add(1)
 	if err != nil {
-		s.count.barrierErrors.Add(1)
+		s.count.BarrierErrors.Add(1)
 	}
 	return s.space.AnyPending(), err
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/eventlog"
@@ -174,7 +175,7 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 
 func (c *committing) addWrite(op *write) {
 	c.inserts = append(c.inserts, index.Insertion{
-		ID: op.id, Parent: op.Parent, Ref: op.ref, Seq: op.seq, Bytes: uint32(len(op.Payload)),
+		ID: op.id, Parent: op.Parent, Ref: op.ref, Seq: op.seq, Bytes: uint32(len(op.Payload)), Tenant: tenants.Of(op.Scope),
 	})
 	c.ops = append(c.ops, op)
 }
@@ -277,7 +278,7 @@ func (e *eviction) prepare(c *committing) {
 		c.removed = c.s.table.Evict(e.SlotBytes, e.Want, c.removed)
 	}
 	e.Evicted = len(c.removed) - before
-	c.s.count.evicted.Add(uint64(e.Evicted))
+	c.s.count.Evicted.Add(uint64(e.Evicted))
 }
 
 func (e *eviction) settle(c *committing, err error) {

@@ -207,8 +207,8 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 		}
 	}
 	st := s.Stats()
-	if _, damage, err := newChecker(s, true).check(g, found.Ref); damage != nil || err != nil || st.Records != 2 || s.count.corrupt.Load() != 0 {
-		t.Errorf("%v, %v, %d records, %d corrupt", damage, err, st.Records, s.count.corrupt.Load())
+	if _, damage, err := newChecker(s, true).check(g, found.Ref); damage != nil || err != nil || st.Records != 2 || s.count.Corrupt.Load() != 0 {
+		t.Errorf("%v, %v, %d records, %d corrupt", damage, err, st.Records, s.count.Corrupt.Load())
 	}
 	// Nor is it offered where the journal says so.
 	batch := s.journal.NewBatch()

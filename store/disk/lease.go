@@ -17,8 +17,8 @@ const janitorInterval = 100 * time.Millisecond
 // while [Options].MaxLeases are held. Lookup never touches the disk, never waits for a writer's I/O
 // and does not allocate once its scratch memory has grown to the longest chain.
 func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id store.LeaseID) {
-	s.count.lookups.Add(1)
-	s.count.lookupBlocks.Add(uint64(len(chain)))
+	s.count.Lookups.Add(1)
+	s.count.LookupBlocks.Add(uint64(len(chain)))
 	number, known := s.namespaces.Number(ns)
 	if len(chain) == 0 || len(shards) == 0 || !known || s.purges.Holds(number) {
 		return 0, 0
@@ -28,12 +28,18 @@ func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, c
 		return 0, 0
 	}
 	blocks, e.Refs = s.table.Prefix(number, shards, chain, e.Refs[:0])
-	s.count.hitBlocks.Add(uint64(blocks))
+	s.count.HitBlocks.Add(uint64(blocks))
 	if blocks == 0 {
 		s.leases.Recycle(e)
 		return 0, 0
 	}
-	return blocks, s.leases.Hold(e, s.opts.clock().Add(s.clampLease(ttl)))
+	now := s.opts.clock()
+	s.namespaces.Hit(number, blocks, now)
+	if s.purges.HoldsTenant(s.table.Hit(e.Refs[0], blocks, now)) {
+		s.endLease(e)
+		return 0, 0
+	}
+	return blocks, s.leases.Hold(e, now.Add(s.clampLease(ttl)))
 }
 
 func (s *Store) clampLease(ttl time.Duration) time.Duration {

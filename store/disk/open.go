@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/purge"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/disk/stats"
 	"github.com/kvconn/kvconn/store/disk/steer"
 	"github.com/kvconn/kvconn/store/eventlog"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/record"
@@ -56,9 +58,10 @@ type Store struct {
 	*steer.Steering
 	purges        *purge.Purges
 	pins          *pins.Pins
+	quotas        *quota.Quotas
 	subscriptions eventlog.Subscriptions
 	barrier       *barrier.Barrier
-	count         counters
+	count         stats.Counters
 	seq           atomic.Uint64
 
 	doubts     readio.Doubts
@@ -142,16 +145,19 @@ func (s *Store) open(ctx context.Context) error {
 		Table: s.table, FS: o.fs, Dir: o.Dir, Number: s.namespaces.Number, Seq: s.seq.Load, MaxBytes: int64(float64(st.Limits.MaxBytes) * o.PinMaxPercent / 100),
 		Claim: s.reclaim.ClaimManifest, Measured: func() { s.reclaim.Measure(true) }, Clock: o.clock, Logger: o.Logger,
 	})
+	s.quotas = quota.New(quota.Options{Limits: o.Quotas, Table: s.table, Evict: s.evictOf, Wait: o.SlotWait})
 	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
 	s.Steering = steer.New(steer.Options{
 		Table: s.table, Namespaces: s.namespaces, Purges: s.purges, Pins: s.pins, Seq: s.seq.Load,
-		Complete: func(namespace uint16) bool { return s.rebuild.FindsAll() && !s.state.Hides(namespace) },
+		Complete:    func(namespace uint16) bool { return s.rebuild.FindsAll() && !s.state.Hides(namespace) },
+		AllComplete: func() bool { return s.rebuild.FindsAll() && s.state.Hidden() == recovery.Hidden{} },
 	})
 	run := s.start()
 	if o.checkOnly {
 		return nil
 	}
-	s.pins.Load(ctx)                // before anything is evicted
+	s.pins.Load(ctx) // before anything is evicted
+	s.background.Go(func() { s.quotas.Run(run) })
 	if len(s.space.Unread()) == 0 { // else the shrinker does it when what the store holds is known
 		before := s.table.Len()
 		if err := s.reclaim.ShrinkFirst(ctx); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/eventlog"
@@ -81,6 +82,8 @@ type Options struct {
 	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
 	// minutes of 50,000 records a second.
 	EventBytes int64
+	// Quotas are how many bytes of slots tenants may have.
+	Quotas quota.Limits
 	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
 	// that is [ErrSegmentsMissing].
 	ForgetSegments bool
@@ -204,6 +207,9 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: Writers %d: 0 to 256", o.Writers)
 	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0 || o.CloseWait < 0:
 		return errors.New("store options: a duration is negative")
+	}
+	if err := o.Quotas.Validate(); err != nil {
+		return fmt.Errorf("store options: %w", err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -138,25 +139,25 @@ func TestPinsLeaveRoom(t *testing.T) {
 	var all []pins.Pin
 	for c := range 50 {
 		records := chainOf(ns, 1+c, 20)
-		for i := 0; i < len(records); i += 5 {
+		for i := 0; i < len(records); i += 3 {
 			if isPresent(s, records[i].ID) {
 				all = append(all, promptPin(ns, records[i:i+1])...)
 			}
 		}
 	}
-	pinned, err := s.Pins().Add(t.Context(), all, time.Hour, false)
-	if err != nil {
+	if _, err := s.Pins().Add(t.Context(), all, time.Hour, false); err != nil {
 		t.Fatal(err)
 	}
-	large := chainOf(openNamespace(t, s, "large"), 1, 4)
-	for i := range large {
-		large[i].Bytes = 5 * testPayload
+	pinned, st := s.Stats().Pinned, s.Stats()                   // of some that were found the slots may have been freed meanwhile
+	for size := 5; size < 10 && st.PinnedGivenUp == 0; size++ { // the first may get a segment without pins
+		large := chainOf(openNamespace(t, s, fmt.Sprint("large", size)), 1, 1)
+		large[0].Bytes = size * testPayload
+		mustWrite(t, s, large)
+		mustRead(t, s, large)
+		st = s.Stats()
 	}
-	mustWrite(t, s, large)
-	mustRead(t, s, large)
-	st := s.Stats()
-	if st.PinnedGivenUp == 0 || st.Pinned+int64(st.PinnedGivenUp) > int64(len(pinned)) || st.Pinned < int64(len(pinned)/2) || st.PinnedBytes != st.Pinned*testPayload {
-		t.Errorf("%d of %d are pinned, %d went", st.Pinned, len(pinned), st.PinnedGivenUp)
+	if st.PinnedGivenUp == 0 || st.Pinned+int64(st.PinnedGivenUp) != pinned || st.PinnedBytes != st.Pinned*testPayload {
+		t.Errorf("%d of %d are pinned, %d went", st.Pinned, pinned, st.PinnedGivenUp)
 	}
 	mustBalance(t, s)
 }

@@ -131,19 +131,19 @@ func (r records) Count(op *store.ReadOp) {
 	c := &r.s.count
 	switch err := op.Err; {
 	case err == nil:
-		c.reads.Add(1)
-		c.readBytes.Add(uint64(len(op.Payload)))
+		c.Reads.Add(1)
+		c.ReadBytes.Add(uint64(len(op.Payload)))
 	case errors.Is(err, store.ErrCorrupt):
-		c.corrupt.Add(1)
+		c.Corrupt.Add(1)
 	case errors.Is(err, store.ErrMismatch):
-		c.mismatched.Add(1)
+		c.Mismatched.Add(1)
 	case errors.Is(err, store.ErrGone):
-		c.gone.Add(1)
+		c.Gone.Add(1)
 	case errors.Is(err, context.Canceled): // nobody wants it any more
 	case errors.Is(err, store.ErrTimeout):
-		c.readTimeouts.Add(1)
+		c.ReadTimeouts.Add(1)
 	case errors.Is(err, store.ErrIO):
-		c.readErrors.Add(1)
+		c.ReadErrors.Add(1)
 	}
 }
 
@@ -153,7 +153,7 @@ func (s *Store) readFailed(ref index.Ref, seq uint64, err error) (drop bool) {
 	if !s.doubts.Bad(ref, seq, err) {
 		return false
 	}
-	s.count.unreadable.Add(1)
+	s.count.Unreadable.Add(1)
 	s.opts.Logger.Warn("store: dropped a record that could not be read twice", "err", err,
 		"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
 	return true

@@ -56,7 +56,7 @@ func (c *checker) check(g *segment.Segment, ref index.Ref) (bytes int64, damage 
 		Namespace: c.s.recordID(id).Namespace.String(), Shard: int(id.Shard),
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
-	c.s.count.corrupt.Add(1)
+	c.s.count.Corrupt.Add(1)
 	c.drop(&dropJob{removal: removal{ref: ref, seq: found.Seq}})
 	return bytes, damage, nil
 }
@@ -103,7 +103,7 @@ func (s *Store) scrub(ctx context.Context) {
 		for _, g := range s.space.InUse() {
 			s.scrubSegment(ctx, c, g)
 		}
-		s.count.scrubs.Add(1)
+		s.count.Scrubs.Add(1)
 		fsio.Sleep(ctx, janitorInterval)
 	}
 }
@@ -125,7 +125,7 @@ func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment.Segment
 				"slot", damage.Slot, "reason", damage.Reason,
 				"remedy", "none for one; check the disk if there are more")
 		}
-		s.count.scrubBytes.Add(uint64(bytes))
+		s.count.ScrubBytes.Add(uint64(bytes))
 		fsio.Sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
 	}
 }

@@ -212,7 +212,7 @@ func TestForgedRecordsAreReplaced(t *testing.T) {
 	}
 	mustWrite(t, s, records)
 	mustRead(t, s, records)
-	if n := s.count.corrupt.Load(); n != 0 {
+	if n := s.count.Corrupt.Load(); n != 0 {
 		t.Errorf("%d are counted as corrupt", n)
 	}
 }

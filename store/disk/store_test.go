@@ -80,8 +80,8 @@ type testRecord struct {
 	Parent connector.Key
 	Proof  connector.Proof
 	Bytes  int
-	// Seed is part of what the content follows from.
-	Seed uint64
+	Seed   uint64 // part of what the content follows from
+	Scope  connector.ScopeDigest
 }
 
 func keyOf(chain, block int) connector.Key {
@@ -131,7 +131,7 @@ func writeAll(t testing.TB, s *Store, records []testRecord) []error {
 	var wg sync.WaitGroup
 	for i := range records {
 		r := &records[i]
-		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: r.payload()}
+		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Scope: r.Scope, Payload: r.payload()}
 		wg.Add(1)
 		for {
 			n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { errs[i] = op.Err; wg.Done() })

@@ -12,8 +12,10 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/quota"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/record"
 )
@@ -40,7 +42,8 @@ type write struct {
 	*store.WriteOp
 	id        index.ID
 	done      func(*store.WriteOp)
-	budget    int64    // bytes taken from the write budget
+	budget    int64 // bytes taken from the write budget
+	ticket    quota.Ticket
 	followers []*write // other ops of the same record, finished with this one
 	children  []*write // written, waiting for this one to be committed before them
 	// committing is set when the op's turn to be committed has come.
@@ -87,7 +90,7 @@ func (s *Store) accept(op *write) error {
 		return nil
 	}
 	if found, ok := s.table.Get(op.id, false); ok {
-		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Ref, found.Seq) {
+		if !s.doubts.Holds(found.Ref, found.Seq) && !s.purges.Dooms(op.id.Namespace, found.Ref, found.Seq) && !s.purges.DoomsTenant(tenants.Of(op.Scope), found.Seq) {
 			w.pending++
 			s.commits.Push(ended{op})
 			return nil
@@ -96,17 +99,29 @@ func (s *Store) accept(op *write) error {
 	}
 	need := segment.SlotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
+	}
+	ticket, now, err := s.quotas.Admit(tenants.Of(op.Scope), need, func(err error) { s.admitted(op, err) })
+	switch {
+	case errors.Is(err, store.ErrBusy): // of this tenant: the caller's other writes go on
+		op.Err = err
+		w.pending++
+		s.commits.Push(ended{op})
+		return nil
+	case err != nil:
+		return err
 	}
 	w.bytes += need
 	w.pending++
-	op.budget = need
+	op.budget, op.ticket = need, ticket
 	// Given in the order of acceptance: a parent's is lower than its child's.
 	op.seq = s.seq.Add(1)
 	op.depth = s.depthOf(op)
 	w.inFlight[op.id] = op
-	w.queue.Push(op)
+	if now {
+		w.queue.Push(op)
+	}
 	return nil
 }
 
@@ -140,7 +155,7 @@ func (s *Store) checkWrite(op *write) error {
 		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, namespace.ErrNotOpen)
 	}
 	if slot := segment.SlotBytes(len(op.Payload)); s.space.NeverFits(slot) {
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.state.Limits.MaxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
@@ -271,6 +286,7 @@ func (s *Store) finishWrite(op *write) {
 	if op.budget > 0 {
 		delete(w.inFlight, op.id)
 		w.bytes -= op.budget
+		s.quotas.Release(op.ticket)
 	}
 	// Reported last, and the caller may use the op again when it is reported.
 	followers := op.followers
@@ -284,7 +300,7 @@ func (s *Store) finishWrite(op *write) {
 	op.done(op.WriteOp)
 	for _, f := range followers {
 		f.Err = err
-		s.count.same.Add(1)
+		s.count.Same.Add(1)
 		f.done(f.WriteOp)
 	}
 	w.mu.Lock()
@@ -297,14 +313,14 @@ func (s *Store) finishWrite(op *write) {
 func (s *Store) countWrite(op *write) {
 	switch {
 	case op.Err != nil && errors.Is(op.Err, store.ErrBusy):
-		s.count.denied.Add(1)
+		s.count.Denied.Add(1)
 	case op.Err != nil:
-		s.count.writeErrors.Add(1)
+		s.count.WriteErrors.Add(1)
 	case op.budget == 0:
-		s.count.same.Add(1)
+		s.count.Same.Add(1)
 	default:
-		s.count.writes.Add(1)
-		s.count.writeBytes.Add(uint64(len(op.Payload)))
+		s.count.Writes.Add(1)
+		s.count.WriteBytes.Add(uint64(len(op.Payload)))
 	}
 }
 

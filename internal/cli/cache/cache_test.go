@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 )
@@ -19,8 +20,9 @@ func fakeDaemon(t *testing.T, h http.HandlerFunc) *client {
 }
 
 func someNamespaces() *admin.List {
+	used := time.Now().Add(-5*time.Minute - time.Second)
 	return &admin.List{Namespaces: []admin.Namespace{
-		{Digest: strings.Repeat("a1", 32), Model: "m", Engine: "vllm/0.32.0", KVDType: "bfloat16", BlockSize: 16, TensorParallel: 2, PipelineParallel: 1, Records: 5, Bytes: 5 << 20, Sessions: 3},
+		{Digest: strings.Repeat("a1", 32), Model: "m", Engine: "vllm/0.32.0", KVDType: "bfloat16", BlockSize: 16, TensorParallel: 2, PipelineParallel: 1, Records: 5, Bytes: 5 << 20, Sessions: 3, Hits: 9, LastUse: &used},
 		{Digest: strings.Repeat("a2", 32), Model: "m", Engine: "vllm/0.31.0", KVDType: "bfloat16", BlockSize: 16, TensorParallel: 1, PipelineParallel: 1, Records: 2, Bytes: 2 << 20},
 		{Digest: strings.Repeat("b1", 32), Model: "n\x1b[2J\t", Engine: "e\n", Records: 1, Bytes: 1},
 		{Digest: strings.Repeat("c1", 32)},
@@ -34,7 +36,7 @@ func TestTheListShowsModelsAndNamespaces(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	for i, want := range [][]string{
-		{"MODEL"}, {"m", "7", "7MiB", "yes"}, {"a1a1a1a1a1a1", "5", "5MiB", "yes", "vllm/0.32.0", "bfloat16", "16", "2", "1"}, {"a2a2a2a2a2a2", "2", "2MiB", "no"},
+		{"MODEL"}, {"m", "7", "7MiB", "9", "5m", "ago", "yes"}, {"a1a1a1a1a1a1", "5", "5MiB", "9", "5m", "ago", "yes", "vllm/0.32.0", "bfloat16", "16", "2", "1"}, {"a2a2a2a2a2a2", "2", "2MiB", "0", "-", "no"},
 		{"n?[2J?", "1"}, {"b1b1b1b1b1b1"}, {"(manifest", "lost)", "0"}, {"c1c1c1c1c1c1"},
 	} {
 		got := strings.Fields(lines[i])

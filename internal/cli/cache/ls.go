@@ -2,10 +2,12 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 
 	"github.com/alecthomas/kong"
@@ -20,13 +22,19 @@ import (
 type lsCmd struct {
 	where
 	Model string `name:"model" placeholder:"NAME" help:"List the namespaces of this model alone."`
-	JSON  bool   `name:"json" help:"Print the list as JSON, with whole digests."`
+	// Tenants has the list by tenant instead.
+	Tenants bool `name:"tenants" help:"List tenants instead, those with the most bytes first."`
+	JSON    bool `name:"json" help:"Print the list as JSON, with whole digests."`
 }
 
 // Help is shown below the command's summary.
 func (*lsCmd) Help() string {
 	return `A namespace has all records that engines of one configuration can share: model and weights, engine
-version, dtype, block size, parallel sizes and more. Records and bytes are those on disk, counted now.`
+version, dtype, block size, parallel sizes and more. Records and bytes are those on disk, counted now. Hits are
+blocks that look-ups found on disk, and the last use is the last hit or save, both since the daemon's start.
+
+A tenant has the records of all requests with one cache_salt, in all namespaces. Its bytes are those that the
+records take on disk, headers included. Names are those of the daemon's --tenants-file.`
 }
 
 // Run prints the list.
@@ -34,6 +42,9 @@ func (c *lsCmd) Run(ctx context.Context, command *kong.Context, resolver *settin
 	daemon, err := c.find(ctx, command, resolver)
 	if err != nil {
 		return err
+	}
+	if c.Tenants {
+		return c.runTenants(ctx, daemon, std)
 	}
 	l, err := daemon.namespaces(ctx)
 	if err != nil {
@@ -46,6 +57,21 @@ func (c *lsCmd) Run(ctx context.Context, command *kong.Context, resolver *settin
 		return terminal.PrintJSON(std.Out, l)
 	}
 	return printList(std.Out, l.Namespaces)
+}
+
+// runTenants prints the list by tenant.
+func (c *lsCmd) runTenants(ctx context.Context, daemon *client, std *terminal.Streams) error {
+	if c.Model != "" {
+		return errors.New("--tenants is the sum of all models: it goes without --model")
+	}
+	l, err := daemon.tenants(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return terminal.PrintJSON(std.Out, l)
+	}
+	return printTenants(std.Out, l.Tenants, time.Now())
 }
 
 // choose returns the namespaces that want says.
@@ -69,7 +95,7 @@ func printList(out io.Writer, list []admin.Namespace) error {
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "MODEL, NAMESPACE\tRECORDS\tBYTES\tOPEN\tENGINE\tDTYPE\tBLOCK\tTP\tPP")
+	fmt.Fprintln(w, "MODEL, NAMESPACE\tRECORDS\tBYTES\tHITS\tLAST USE\tOPEN\tENGINE\tDTYPE\tBLOCK\tTP\tPP")
 	for len(list) > 0 {
 		n := 1
 		for n < len(list) && list[n].Model == list[0].Model {
@@ -83,11 +109,13 @@ func printList(out io.Writer, list []admin.Namespace) error {
 
 func printModel(w io.Writer, list []admin.Namespace) {
 	records, size, sessions := sum(list)
-	fmt.Fprintf(w, "%s\t%d\t%s\t%s\t\t\t\t\t\n", modelName(list[0].Model), records, config.Bytes(size), open(sessions))
+	now := time.Now()
+	hits, last := uses(list)
+	fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%s\t%s\t\t\t\t\t\n", modelName(list[0].Model), records, config.Bytes(size), hits, ago(last, now), open(sessions))
 	for i := range list {
 		n := &list[i]
-		fmt.Fprintf(w, "  %s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n", n.Digest[:min(len(n.Digest), shortDigest)], n.Records, config.Bytes(n.Bytes),
-			open(n.Sessions), printable(n.Engine), printable(n.KVDType), n.BlockSize, n.TensorParallel, n.PipelineParallel)
+		fmt.Fprintf(w, "  %s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n", n.Digest[:min(len(n.Digest), shortDigest)], n.Records, config.Bytes(n.Bytes),
+			n.Hits, ago(n.LastUse, now), open(n.Sessions), printable(n.Engine), printable(n.KVDType), n.BlockSize, n.TensorParallel, n.PipelineParallel)
 	}
 }
 
@@ -98,6 +126,17 @@ func sum(list []admin.Namespace) (records, size int64, sessions int) {
 		sessions += list[i].Sessions
 	}
 	return records, size, sessions
+}
+
+// uses are the hits of namespaces, and their last use.
+func uses(list []admin.Namespace) (hits uint64, last *time.Time) {
+	for i := range list {
+		hits += list[i].Hits
+		if t := list[i].LastUse; t != nil && (last == nil || t.After(*last)) {
+			last = t
+		}
+	}
+	return hits, last
 }
 
 func open(sessions int) string {

@@ -20,12 +20,15 @@ type rmCmd struct {
 	Model     string `name:"model" xor:"what" required:"" placeholder:"NAME" help:"Remove all namespaces of this model, or with --tokens one prompt from them."`
 	Namespace string `name:"namespace" xor:"what" required:"" placeholder:"DIGEST" help:"Remove this namespace: its digest, or the beginning of it that no other has."`
 	All       bool   `name:"all" xor:"what" required:"" help:"Remove everything."`
-	Tokens    string `name:"tokens" placeholder:"FILE" help:"Remove the blocks of this prompt, and those that continue it: a JSON list of token ids, or text if --engine is given; - for the standard input. It needs --model."`
-	Engine    string `name:"engine" placeholder:"URL" help:"Engine that makes tokens of text, by its /tokenize: http://127.0.0.1:8000."`
-	Salt      string `name:"cache-salt" placeholder:"SALT" help:"The cache_salt that requests with the prompt have."`
-	Yes       bool   `name:"yes" short:"y" help:"Remove. Without it the command says what it would remove, and fails."`
-	DryRun    bool   `name:"dry-run" short:"n" help:"Say what would be removed."`
-	JSON      bool   `name:"json" help:"Print what was removed of each namespace as JSON."`
+	// A salt is in a file, since a command line can be seen by others.
+	Tenant        string `name:"tenant" xor:"what" required:"" placeholder:"NAME|DIGEST" help:"Remove this tenant in all namespaces: its name in the daemon's tenants file, its digest, or the beginning of that that no other has."`
+	CacheSaltFile string `name:"cache-salt-file" xor:"what" required:"" placeholder:"FILE" help:"Remove the tenant whose cache_salt is in this file."`
+	Tokens        string `name:"tokens" placeholder:"FILE" help:"Remove the blocks of this prompt, and those that continue it: a JSON list of token ids, or text if --engine is given; - for the standard input. It needs --model."`
+	Engine        string `name:"engine" placeholder:"URL" help:"Engine that makes tokens of text, by its /tokenize: http://127.0.0.1:8000."`
+	Salt          string `name:"cache-salt" placeholder:"SALT" help:"The cache_salt that requests with the prompt have."`
+	Yes           bool   `name:"yes" short:"y" help:"Remove. Without it the command says what it would remove, and fails."`
+	DryRun        bool   `name:"dry-run" short:"n" help:"Say what would be removed."`
+	JSON          bool   `name:"json" help:"Print what was removed of each namespace as JSON."`
 }
 
 // Help is shown below the command's summary.
@@ -38,7 +41,9 @@ what nodes share in a bucket is found there again.
 
 With --tokens the content of one prompt goes: all of its whole blocks, those at its beginning that
 other prompts share, too, and all blocks that go on from its last one, in all namespaces of the
-model. Prompts that share its beginning are found again once that is computed and saved again.`
+model. Prompts that share its beginning are found again once that is computed and saved again.
+
+Host memory does not know whose a record is: with a tenant all of it goes, and is read from disk again.`
 }
 
 // Run removes.
@@ -49,6 +54,9 @@ func (c *rmCmd) Run(ctx context.Context, command *kong.Context, resolver *settin
 	}
 	if c.Tokens != "" {
 		return c.runPrompt(ctx, daemon, std)
+	}
+	if c.Tenant != "" || c.CacheSaltFile != "" {
+		return c.runTenant(ctx, daemon, std)
 	}
 	return c.run(ctx, daemon, std)
 }

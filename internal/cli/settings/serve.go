@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -26,6 +27,9 @@ func Check(ctx *kong.Context, resolver *Resolver, s *config.Serve) error {
 	if err == nil {
 		_, err = ObjectOptions(s)
 	}
+	if err == nil {
+		_, err = LoadTenants(s.TenantsFile)
+	}
 	if err != nil {
 		return fmt.Errorf("settings: %s", resolver.WithSources(ctx, err.Error()))
 	}
@@ -35,6 +39,14 @@ func Check(ctx *kong.Context, resolver *Resolver, s *config.Serve) error {
 // AccessOf says who may connect.
 func AccessOf(s *config.Serve) server.Access {
 	return server.Access{Mode: fs.FileMode(s.SocketMode), Group: s.SocketGroup, UIDs: s.AllowUIDs, GIDs: s.AllowGIDs}
+}
+
+// LoadTenants reads a file of tenants; without a name there are none.
+func LoadTenants(file string) (*tenantfile.File, error) {
+	if file == "" {
+		return nil, nil
+	}
+	return tenantfile.Load(file)
 }
 
 // LoadKeys reads a key file; without a name there are no keys.

@@ -12,8 +12,11 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/tenantfile"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/purge"
+	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
 // Namespace is one namespace of the store: all records that engines of one configuration can share.
@@ -30,6 +33,10 @@ type Namespace struct {
 	// Records on disk, and the bytes of their payloads.
 	Records int64 `json:"records"`
 	Bytes   int64 `json:"bytes"`
+	// Hits are blocks that look-ups found on disk, LastUse when the last was found or a record was last saved, both since the
+	// daemon's start.
+	Hits    uint64     `json:"hits"`
+	LastUse *time.Time `json:"last_use,omitempty"`
 	// Sessions are the schedulers and ranks that have it open now.
 	Sessions int `json:"sessions"`
 }
@@ -48,6 +55,10 @@ type Disk interface {
 	Purge(ctx context.Context, ns connector.NamespaceDigest, wait time.Duration) (purge.Result, error)
 	// PurgePrompt removes the blocks of a prompt, and what continues it: see [purge.Purges].
 	PurgePrompt(ctx context.Context, ns connector.NamespaceDigest, shards []connector.Shard, keys []connector.Key, wait time.Duration, dry bool) (purge.PromptResult, error)
+	// Tenants lists those with records.
+	Tenants() []tenants.Tenant
+	// PurgeTenant removes all records of a tenant. It fails with [store.ErrBusy] if they cannot be told from others'.
+	PurgeTenant(ctx context.Context, id tenants.ID, wait time.Duration) (purge.Result, error)
 	// Namespaces lists the namespaces, without counting.
 	Namespaces() []store.NamespaceInfo
 }
@@ -71,7 +82,10 @@ type Options struct {
 	Sealed bool
 	// Bucket says that there is an object tier, too.
 	Bucket bool
-	Logger *slog.Logger
+	// Tenants are those with names.
+	Tenants []tenantfile.Tenant
+	Quotas  quota.Limits
+	Logger  *slog.Logger
 }
 
 // Service answers an administrator. Its methods may be called from any goroutine.
@@ -112,7 +126,10 @@ func listOf(all []store.Contents) *List {
 }
 
 func of(c *store.Contents) Namespace {
-	n := Namespace{Digest: c.Digest.String(), Records: c.Records, Bytes: c.Bytes, Sessions: c.Sessions}
+	n := Namespace{Digest: c.Digest.String(), Records: c.Records, Bytes: c.Bytes, Hits: c.Hits, Sessions: c.Sessions}
+	if !c.LastUse.IsZero() {
+		n.LastUse = &c.LastUse
+	}
 	var m connector.Manifest
 	if json.Unmarshal(c.Manifest, &m) == nil {
 		n.Model, n.Revision, n.Engine, n.KVDType = m.Model, m.Revision, m.Engine, m.KVDType

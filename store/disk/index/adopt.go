@@ -89,7 +89,7 @@ func (a *adopter) adopt(in *Adopted) {
 	if a.busy(in.ID) {
 		return
 	}
-	t.load(&Loaded{ID: in.ID, Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes, Parent: NoRef, ParentKey: in.Parent})
+	t.load(&Loaded{ID: in.ID, Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes, Tenant: in.Tenant, Parent: NoRef, ParentKey: in.Parent})
 	in.Added, in.ParentRef, in.Depth = true, t.validParent(e), e.blocksBefore()
 }
 

@@ -1,6 +1,10 @@
 package index
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
+)
 
 // Insertion is a record to add to the table.
 type Insertion struct {
@@ -9,6 +13,7 @@ type Insertion struct {
 	Ref    Ref
 	Seq    uint64
 	Bytes  uint32
+	Tenant tenants.ID
 
 	// Set by Place and Insert: what the journal keeps of the record, and whether it was
 	// added (false if its identity was there already).
@@ -167,22 +172,22 @@ func (t *Table) insert(in *Insertion, now uint32) {
 		in.Tick = p.tick()
 	}
 	e := t.entry(in.Ref)
-	pins := e.use & pinMask // a writer may hold the slot
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-		seq: in.Seq, bytes: in.Bytes, use: uint64(in.Tick)<<tickShift | pins,
+		seq: in.Seq, bytes: in.Bytes, use: recency.At(in.Tick, e.pins()), // a writer may hold the slot
 	}
 	e.place(in.ParentRef, p)
 	in.Depth = e.depth
-	t.add(h, in.Ref, e)
+	t.add(h, in.Ref, e, in.Tenant)
 	in.Added = true
 }
 
 // add makes a filled entry findable and counts it.
-func (t *Table) add(h uint64, ref Ref, e *entry) {
+func (t *Table) add(h uint64, ref Ref, e *entry, tenant tenants.ID) {
 	t.put(h, ref)
 	t.count++
 	t.bytes += int64(e.bytes)
+	t.tenants.Add(uint32(ref), tenant, tenants.SlotBytes(e.bytes))
 	t.cold.lower(ref, t.order(e))
 }
 
@@ -241,8 +246,9 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	t.count--
 	t.bytes -= int64(e.bytes)
 	if e.pins()&keptBit != 0 {
-		t.setKept(e, false)
+		t.setKept(ref, e, false)
 	}
+	t.tenants.Remove(uint32(ref), tenants.SlotBytes(e.bytes))
 	e.seq = 0
 	return out, true
 }

@@ -1,8 +1,7 @@
 package index
 
 import (
-	"sync/atomic"
-
+	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/disk/index/victim"
 	"github.com/kvconn/kvconn/store/disk/index/written"
 )
@@ -10,18 +9,15 @@ import (
 // ticks count uses: every look-up and every batch of insertions takes the next one. The clock
 // has 64 bits; an entry keeps the low 32 of its last use, and the age, clock less tick, tells
 // the rest. So that no age reaches 2^32 the entries are gone over again and again, a few
-// thousand at a time: one that was not used for maxAge ticks is given that age.
+// thousand at a time: one that was not used for [recency.MaxAge] ticks is given that age.
 const (
 	// clockStart is after the tick of every record loaded, and so high that no age leads
 	// below 0.
 	clockStart = 1<<33 | written.FirstTick
-	maxAge     = 1 << 30
 	// agingCycle is in how many ticks all entries are gone over, agingRun how many at a
 	// time. An entry may wait for two cycles where the table grows meanwhile.
 	agingCycle = 1 << 30
 	agingRun   = 4096
-	// inFlight bounds by how many ticks a use may be noted late, or an age be read early.
-	inFlight = 1 << 28
 )
 
 // nextTick advances the clock.
@@ -34,10 +30,7 @@ func (t *Table) nextTick() uint64 {
 }
 
 // full is the 64-bit tick whose low half an entry keeps.
-func (t *Table) full(tick uint32) uint64 {
-	ahead := t.clock.Load() + inFlight // a use may be noted after the clock is read
-	return ahead - uint64(uint32(ahead)-tick)
-}
+func (t *Table) full(tick uint32) uint64 { return recency.Full(tick, t.clock.Load()) }
 
 // age gives the next entries in turn an age that 32 bits can tell.
 func (t *Table) age(now uint64) {
@@ -55,38 +48,11 @@ func (t *Table) age(now uint64) {
 	}
 	end := min(uint64(t.aged)+agingRun, uint64(t.limit))
 	for ref := t.aged; uint64(ref) < end; ref++ {
-		t.entry(ref).limitAge(uint32(now))
+		t.entry(ref).use.LimitAge(uint32(now))
 	}
 	t.aged = Ref(end)
 	runs := uint64(t.limit)/agingRun + 1
 	t.agingAt.Store(now + max(1, agingCycle/runs))
-}
-
-// limitAge makes the entry at most maxAge old.
-func (e *entry) limitAge(now uint32) {
-	for {
-		old := atomic.LoadUint64(&e.use)
-		tick := uint32(old >> tickShift)
-		if now+inFlight-tick <= maxAge+inFlight {
-			return
-		}
-		if atomic.CompareAndSwapUint64(&e.use, old, uint64(now-maxAge)<<tickShift|old&pinMask) {
-			return
-		}
-	}
-}
-
-// raise makes an entry as recent as a tick; it reports false if it was already.
-func (t *Table) raise(e *entry, tick uint32) bool {
-	for {
-		old := atomic.LoadUint64(&e.use)
-		if t.full(uint32(old>>tickShift)) >= t.full(tick) {
-			return false
-		}
-		if atomic.CompareAndSwapUint64(&e.use, old, uint64(tick)<<tickShift|old&pinMask) {
-			return true
-		}
-	}
 }
 
 // climb goes up a chain, under several holds of the lock for reading, and makes each record
@@ -102,7 +68,7 @@ type climb struct {
 func (c *climb) climb(budget int) (raised int) {
 	for c.rest != NoRef && raised < budget {
 		e := c.t.entry(c.rest)
-		if e.seq == 0 || !c.t.raise(e, c.tick) {
+		if e.seq == 0 || !e.use.Raise(c.tick, c.t.clock.Load()) {
 			c.rest = NoRef
 			break
 		}

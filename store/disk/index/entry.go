@@ -1,13 +1,12 @@
 // Package index is the store's table in memory: which record is in which slot, how
-// recently it was used and who holds it. It is compact (under 60 bytes a record), nearly free
+// recently it was used and who holds it. It is compact (under 60 bytes a record, or 62 with tenants), nearly free
 // of pointers, and its lookups neither allocate nor touch the disk. Nothing that it does
 // holds its lock for long, however large it is.
 package index
 
 import (
-	"sync/atomic"
-
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -33,9 +32,7 @@ type entry struct {
 	shard     connector.Shard
 	depth     uint16 // blocks before this one in its chain, saturating
 	flags     uint16 // see unsure and pending
-	// use is the tick of the last use (high 32 bits, see ticks) and the number of pins (low
-	// 32 bits); accessed atomically, under the read lock.
-	use uint64
+	use       recency.Use
 	// seq is the record's sequence number, 0 in an empty slot.
 	seq uint64
 	// parent is the slot of the chain's previous block, valid while that slot holds an
@@ -46,30 +43,14 @@ type entry struct {
 
 const (
 	entryBytes = 48
-	tickShift  = 32
-	pinMask    = 1<<tickShift - 1
 	maxDepth   = 1<<16 - 1
 )
 
-func (e *entry) tick() uint32 { return uint32(atomic.LoadUint64(&e.use) >> tickShift) }
-func (e *entry) pins() uint32 { return uint32(atomic.LoadUint64(&e.use)) }
-
-// touch notes a use at a tick that is about now, and adds pins.
-func (e *entry) touch(tick uint32, pins uint64) {
-	for {
-		old := atomic.LoadUint64(&e.use)
-		next := uint64(tick)<<tickShift | (old&pinMask + pins)
-		if uint32(old>>tickShift)-tick < inFlight { // another use was later
-			next = old + pins
-		}
-		if old == next || atomic.CompareAndSwapUint64(&e.use, old, next) {
-			return
-		}
-	}
-}
-
-func (e *entry) pin()   { atomic.AddUint64(&e.use, 1) }
-func (e *entry) unpin() { atomic.AddUint64(&e.use, ^uint64(0)) }
+func (e *entry) tick() uint32                   { return e.use.Tick() }
+func (e *entry) pins() uint32                   { return e.use.Pins() }
+func (e *entry) pin()                           { e.use.Pin() }
+func (e *entry) unpin()                         { e.use.Unpin() }
+func (e *entry) touch(tick uint32, pins uint64) { e.use.Touch(tick, pins) }
 
 const (
 	// pending is set in flags while the parent is known by its hash alone: parent, depth

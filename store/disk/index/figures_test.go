@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/docs"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -30,10 +31,10 @@ func TestMemoryOfARecord(t *testing.T) {
 func TestFiguresOfTheIndex(t *testing.T) {
 	for _, text := range []string{
 		fmt.Sprintf("buckets (%d references and %d one-byte tags)", hashtable.BucketSlots, hashtable.BucketSlots),
-		fmt.Sprintf("load between %.2f and %.3f", float64(maxLoadNum)/maxLoadDen/1.5, float64(maxLoadNum)/maxLoadDen),
+		fmt.Sprintf("load between %.2f and %.3f", float64(hashtable.MaxLoadNum)/hashtable.MaxLoadDen/1.5, float64(hashtable.MaxLoadNum)/hashtable.MaxLoadDen),
 		fmt.Sprintf("groups of %d keys", probeGroup),
-		fmt.Sprintf("given back %d MiB at a time", giveBytes>>20),
-		fmt.Sprintf("The front's first %d MiB now stay", keepBytes>>20),
+		fmt.Sprintf("given back %d MiB at a time", hashtable.GiveBytes>>20),
+		fmt.Sprintf("The front's first %d MiB now stay", hashtable.KeepBytes>>20),
 		fmt.Sprintf("under the read lock, %s records at a time", thousands(placeRun)),
 		fmt.Sprintf("Long ago is %d ticks, or a %dth of what lies between", parentLag, lagPart),
 		fmt.Sprintf("all entries are gone over in turn, %s at a time", thousands(agingRun)),
@@ -44,8 +45,8 @@ func TestFiguresOfTheIndex(t *testing.T) {
 	} {
 		docs.Says(t, "adr/0003-store.md", text)
 	}
-	if agingCycle != 1<<30 || maxAge != 1<<30 || moveAhead != 2 {
-		t.Errorf("all entries are gone over in %d ticks, to an age of %d; %d buckets move", agingCycle, maxAge, moveAhead)
+	if agingCycle != 1<<30 || recency.MaxAge != 1<<30 || hashtable.MoveAhead != 2 {
+		t.Errorf("all entries are gone over in %d ticks, to an age of %d; %d buckets move", agingCycle, recency.MaxAge, hashtable.MoveAhead)
 	}
 	docs.Says(t, "adr/0003-store.md", "once in 2^30 ticks: what was not used for 2^30 is given that age")
 	docs.Says(t, "adr/0003-store.md", "moves the next two buckets over")

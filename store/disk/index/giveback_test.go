@@ -19,7 +19,7 @@ func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 	const each, batch = 60_000, 100
 	table := New()
 	defer table.Close()
-	table.giveBytes = smallGive
+	table.hashes.GiveBytes = smallGive
 	base, err := table.AddSlots(2 * each)
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 	table := New()
 	defer table.Close()
-	table.giveBytes = smallGive
+	table.hashes.GiveBytes = smallGive
 	base, err := table.AddSlots(1 << 17)
 	if err != nil {
 		t.Fatal(err)
@@ -81,10 +81,10 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 		table.Insert([]Insertion{{ID: ID{Key: k}, Ref: base + Ref(n), Seq: uint64(n) + 1, Bytes: 1}})
 		keys = append(keys, k)
 	}
-	for !table.Growing() || len(table.region.Buckets) < 4000 || table.region.GivenBytes() < 2*smallGive {
+	for !table.Growing() || len(table.hashes.Region.Buckets) < 4000 || table.hashes.Region.GivenBytes() < 2*smallGive {
 		add(randomKey(g))
 	}
-	old, given := table.region, table.region.GivenBytes()
+	old, given := table.hashes.Region, table.hashes.Region.GivenBytes()
 	for old.Wraps()*hashtable.BucketBytes <= given+smallGive {
 		k := randomKey(g)
 		for id := (ID{Key: k}); old.Home(id.hash()) != len(old.Buckets)-1; id.Key = k {
@@ -92,7 +92,7 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 		}
 		add(k)
 	}
-	if table.region != old {
+	if table.hashes.Region != old {
 		t.Fatal("the growth ended meanwhile: nothing was tested")
 	}
 	check := func() {
@@ -104,7 +104,7 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 		}
 	}
 	check()
-	for table.region == old {
+	for table.hashes.Region == old {
 		add(randomKey(g))
 	}
 	check()
@@ -115,7 +115,7 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 func TestFrontIsKeptForWhatWraps(t *testing.T) {
 	table := New()
 	defer table.Close()
-	table.giveBytes = smallGive
+	table.hashes.GiveBytes = smallGive
 	base, err := table.AddSlots(1 << 17)
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestFrontIsKeptForWhatWraps(t *testing.T) {
 	gave := false
 	for n := range Ref(100_000) {
 		table.insertRun([]Insertion{{ID: ID{Key: randomKey(g)}, Ref: base + n, Seq: uint64(n) + 1, Bytes: 1}}, 1)
-		part, r := table.emptiedPart()
+		part, r := table.hashes.EmptiedPart()
 		if r == nil {
 			continue
 		}

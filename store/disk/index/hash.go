@@ -15,12 +15,14 @@ func hashOf(namespace uint16, shard connector.Shard, key *connector.Key) uint64 
 
 func (e *entry) hash() uint64 { return hashOf(e.namespace, e.shard, &e.key) }
 
+func (t *Table) hashAt(r Ref) uint64 { return t.entry(r).hash() }
+
 // home returns the region that holds the records of a hash, and their bucket there.
 func (t *Table) home(h uint64) (r *hashtable.Region, at int) {
-	r = t.region
+	r = t.hashes.Region
 	at = r.Home(h)
-	if at < t.moved {
-		r = t.next
+	if at < t.hashes.Moved {
+		r = t.hashes.Next
 		at = r.Home(h)
 	}
 	return r, at
@@ -81,7 +83,7 @@ func (t *Table) find(id *ID) Ref {
 
 // put adds a reference whose identity is not in the table.
 func (t *Table) put(h uint64, ref Ref) {
-	t.makeRoom()
+	t.hashes.MakeRoom(t.count, t.hashAt)
 	r, at := t.home(h)
 	r.Place(at, h, ref)
 }

@@ -18,14 +18,14 @@ func TestGrowthMovesAFewBucketsWithEachRecord(t *testing.T) {
 	m := newModel(t)
 	grown := false
 	for m.table.Len() < 40_000 {
-		before, moved := m.table.region, m.table.moved
+		before, moved := m.table.hashes.Region, m.table.hashes.Moved
 		m.insert(1)
-		if m.table.region == before && m.table.moved-moved > moveAhead {
-			t.Fatalf("one record moved %d buckets", m.table.moved-moved)
+		if m.table.hashes.Region == before && m.table.hashes.Moved-moved > hashtable.MoveAhead {
+			t.Fatalf("one record moved %d buckets", m.table.hashes.Moved-moved)
 		}
-		if m.table.region != before && len(before.Buckets) > 1 {
+		if m.table.hashes.Region != before && len(before.Buckets) > 1 {
 			grown = true
-			if left := len(before.Buckets) - moved; left > moveAhead {
+			if left := len(before.Buckets) - moved; left > hashtable.MoveAhead {
 				t.Fatalf("one record moved the last %d buckets", left)
 			}
 		}
@@ -40,7 +40,7 @@ func TestGrowthMovesAFewBucketsWithEachRecord(t *testing.T) {
 // take them until it is moved.
 func TestHashTableIsNeverFullWhileItGrows(t *testing.T) {
 	table, _ := fill(t, 300_000, 100)
-	if load := float64(table.Len()) / float64(len(table.region.Buckets)*hashtable.BucketSlots); load > 0.93 {
+	if load := float64(table.Len()) / float64(len(table.hashes.Region.Buckets)*hashtable.BucketSlots); load > 0.93 {
 		t.Errorf("load %.3f", load)
 	}
 }

@@ -1,6 +1,6 @@
 package index
 
-import "sync/atomic"
+import "github.com/kvconn/kvconn/store/disk/index/tenants"
 
 // keptBit, among the pins of an entry, says that an administrator wants the record kept: it is evicted in turn no more than
 // one that is in use. What gives up whole segments, and what removes records, looks at the other pins alone.
@@ -44,20 +44,22 @@ func (t *Table) keepRun(refs []Ref, seqs []uint64, keep bool, maxBytes int64) (c
 		if e.seq == 0 || e.seq != seqs[i] || (e.pins()&keptBit != 0) == keep || keep && t.kept.Bytes+int64(e.bytes) > maxBytes {
 			continue
 		}
-		t.setKept(e, keep)
+		t.setKept(ref, e, keep)
 		changed++
 	}
 	return changed
 }
 
-// setKept changes whether an entry is kept.
-func (t *Table) setKept(e *entry, keep bool) {
+// setKept changes whether the record of a slot is kept.
+func (t *Table) setKept(ref Ref, e *entry, keep bool) {
 	if keep {
-		atomic.OrUint64(&e.use, keptBit)
+		t.tenants.Pin(uint32(ref), tenants.SlotBytes(e.bytes))
+		e.use.Set(keptBit)
 		t.kept.Records, t.kept.Bytes = t.kept.Records+1, t.kept.Bytes+int64(e.bytes)
 		return
 	}
-	atomic.AndUint64(&e.use, ^uint64(keptBit))
+	t.tenants.Pin(uint32(ref), -tenants.SlotBytes(e.bytes))
+	e.use.Clear(keptBit)
 	t.kept.Records, t.kept.Bytes = t.kept.Records-1, t.kept.Bytes-int64(e.bytes)
 }
 

@@ -3,6 +3,8 @@ package index
 import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/index/written"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
@@ -24,10 +26,11 @@ import (
 
 // Loaded is a record found in the journal or in segment headers when a store opens.
 type Loaded struct {
-	ID    ID
-	Ref   Ref
-	Seq   uint64
-	Bytes uint32
+	ID     ID
+	Ref    Ref
+	Seq    uint64
+	Bytes  uint32
+	Tenant tenants.ID
 	// Parent is the slot of the chain's previous block where it is known, with Depth the
 	// number of blocks before this one. If Parent is NoRef, ParentKey names that block, zero
 	// at the head of a chain; namespace and shard are those of ID. The block need not be
@@ -83,12 +86,12 @@ func (t *Table) load(in *Loaded) {
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
 		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
-		use: uint64(written.Tick(in.Seq))<<tickShift | e.use&pinMask,
+		use: recency.At(written.Tick(in.Seq), e.pins()),
 	}
 	if in.Parent == NoRef {
 		t.link(e, &in.ID, in.ParentKey)
 	}
-	t.add(in.ID.hash(), in.Ref, e)
+	t.add(in.ID.hash(), in.Ref, e, in.Tenant)
 }
 
 // SeqBits is [written.SeqBits].
@@ -99,14 +102,14 @@ const SeqBits = written.SeqBits
 func (t *Table) Reserve(records int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.region != &t.blank || records <= 0 {
+	if !t.hashes.Blank() || records <= 0 {
 		return nil
 	}
-	r, err := hashtable.NewRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/hashtable.BucketSlots+1))
+	r, err := hashtable.NewRegion(max(hashtable.MinBuckets, records*hashtable.MaxLoadDen/hashtable.MaxLoadNum/hashtable.BucketSlots+1))
 	if err != nil {
 		return err
 	}
-	t.region = r
+	t.hashes.Region = r
 	return nil
 }
 

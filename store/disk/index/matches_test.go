@@ -28,7 +28,7 @@ func testRemovedBesideItsTag(t *testing.T, tag uint8, slots int) {
 		t.Fatal(err)
 	}
 	g := rand.NewPCG(uint64(tag), uint64(slots))
-	wanted := hashtable.Region{Buckets: make([]hashtable.Bucket, minBuckets)}
+	wanted := hashtable.Region{Buckets: make([]hashtable.Bucket, hashtable.MinBuckets)}
 	var keys []connector.Key
 	for len(keys) < slots {
 		k := randomKey(g)

@@ -31,7 +31,7 @@ type model struct {
 func newModel(t *testing.T) *model {
 	g := seed.Random(t, 0)
 	table := New()
-	table.giveBytes = smallGive
+	table.hashes.GiveBytes = smallGive
 	t.Cleanup(table.Close)
 	return &model{t: t, g: g, keys: rand.NewPCG(g.Uint64(), 2), table: table, found: make(map[ID]Found),
 		at: make(map[ID]int), parent: make(map[ID]connector.Key)}
@@ -350,7 +350,7 @@ func TestTableBehavesLikeAMapWhileItGrowsAndIsRead(t *testing.T) {
 	}
 	defer readers.Wait()
 	defer stop.Store(true)
-	grown, before := 0, m.table.region
+	grown, before := 0, m.table.hashes.Region
 	for step := range 1500 {
 		switch k := m.g.IntN(100); {
 		case k < 70:
@@ -372,8 +372,8 @@ func TestTableBehavesLikeAMapWhileItGrowsAndIsRead(t *testing.T) {
 			id := m.ids[m.g.IntN(len(m.ids))]
 			shared[step%len(shared)].Store(&id)
 		}
-		if m.table.region != before {
-			grown, before = grown+1, m.table.region
+		if m.table.hashes.Region != before {
+			grown, before = grown+1, m.table.hashes.Region
 		}
 		if step%300 == 299 {
 			m.check()

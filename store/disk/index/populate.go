@@ -114,32 +114,32 @@ func (t *Table) hashChore() (c hashChore) {
 	if t.closed {
 		return hashChore{}
 	}
-	c.giveBack = t.emptied != nil || t.givesSome()
-	c.of = t.next
+	c.giveBack = t.hashes.Emptied != nil || t.hashes.GivesSome()
+	c.of = t.hashes.Next
 	until := populateAhead
 	if c.of == nil {
-		c.of = t.ahead
+		c.of = t.hashes.Ahead
 	} else {
-		until += int(float64(c.of.Bytes()) * float64(t.moved) / float64(len(t.region.Buckets)))
+		until += int(float64(c.of.Bytes()) * float64(t.hashes.Moved) / float64(len(t.hashes.Region.Buckets)))
 	}
 	if c.of != nil {
 		c.part = c.of.Unpopulated(until, pieceBytes)
 	}
-	room := len(t.region.Buckets) * hashtable.BucketSlots
-	if c.of == nil && (t.count+soonRecords)*maxLoadDen > room*maxLoadNum {
-		c.buckets = t.nextBuckets()
+	room := len(t.hashes.Region.Buckets) * hashtable.BucketSlots
+	if c.of == nil && (t.count+soonRecords)*hashtable.MaxLoadDen > room*hashtable.MaxLoadNum {
+		c.buckets = t.hashes.NextBuckets()
 	}
 	return c
 }
 
 // makeAhead maps the region that the table will grow into.
 func (t *Table) makeAhead(buckets int) {
-	r := mapRegion(buckets)
+	r := hashtable.MapRegion(buckets)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed || t.next != nil || t.ahead != nil || t.nextBuckets() != buckets {
+	if t.closed || t.hashes.Next != nil || t.hashes.Ahead != nil || t.hashes.NextBuckets() != buckets {
 		r.Free() // another goroutine grew the table
 	} else {
-		t.ahead = r
+		t.hashes.Ahead = r
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvconn/kvconn/store/disk/index/recency"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 )
 
@@ -17,6 +19,9 @@ type Image struct {
 	Spare   []Range
 	Buckets int // of the hash table
 	Wrapped int // of these, those that may hold what belongs at the end
+	// Tenants are those of the numbers in Owners, which has one for each slot, in runs as Entries; without tenants it has none.
+	Tenants []tenants.Saved
+	Owners  [][]byte
 	// Entries are the entries of slots 0 to Limit in runs of at most ImageRun slots, Hash
 	// the buckets in runs of at most HashRun.
 	Entries, Hash [][]byte
@@ -36,12 +41,12 @@ const (
 func (t *Table) Image() Image {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.moveAll()
+	t.hashes.MoveAll(t.hashAt)
 	im := Image{Limit: t.limit, Clock: t.clock.Load(), Count: t.count, Bytes: t.bytes, Spare: slices.Clone(t.spare)}
-	if t.region != &t.blank {
-		im.Buckets, im.Wrapped, im.Hash = len(t.region.Buckets), t.region.Wraps(), t.region.Blocks()
+	if !t.hashes.Blank() {
+		im.Buckets, im.Wrapped, im.Hash = len(t.hashes.Region.Buckets), t.hashes.Region.Wraps(), t.hashes.Region.Blocks()
 	}
-	im.Entries = t.entryBlocks()
+	im.Entries, im.Tenants, im.Owners = t.entryBlocks(), t.tenants.Save(), t.tenants.Blocks(uint32(im.Limit))
 	return im
 }
 
@@ -69,7 +74,10 @@ func (t *Table) Prepare(im *Image) error {
 	t.limit, t.count, t.bytes = im.Limit, im.Count, im.Bytes
 	t.clock.Store(max(im.Clock, clockStart))
 	t.spare = slices.Clone(im.Spare)
-	im.Entries = t.entryBlocks()
+	if err := t.tenants.Restore(im.Tenants); err != nil {
+		return err
+	}
+	im.Entries, im.Owners = t.entryBlocks(), t.tenants.Blocks(uint32(im.Limit))
 	if im.Buckets == 0 {
 		return nil
 	}
@@ -78,7 +86,7 @@ func (t *Table) Prepare(im *Image) error {
 		return err
 	}
 	r.SetWraps(im.Wrapped)
-	t.region, im.Hash = r, r.Blocks()
+	t.hashes.Region, im.Hash = r, r.Blocks()
 	return nil
 }
 
@@ -86,7 +94,8 @@ func (t *Table) Prepare(im *Image) error {
 // the snapshot mean nothing to this one.
 func (t *Table) Finish(first, end Ref) {
 	for ref := first; ref < end; ref++ {
-		t.entry(ref).use &^= pinMask
+		e := t.entry(ref)
+		e.use = recency.At(e.tick(), 0)
 	}
 }
 
@@ -94,8 +103,8 @@ func (t *Table) Finish(first, end Ref) {
 // refers to slots that are not there.
 func (t *Table) CheckHash(block int) (records int, err error) {
 	from := block * HashRun
-	for b := range t.region.Buckets[from:min(from+HashRun, len(t.region.Buckets))] {
-		bucket := &t.region.Buckets[from+b]
+	for b := range t.hashes.Region.Buckets[from:min(from+HashRun, len(t.hashes.Region.Buckets))] {
+		bucket := &t.hashes.Region.Buckets[from+b]
 		for slot, tag := range bucket.Tags {
 			if tag == 0 {
 				continue

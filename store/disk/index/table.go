@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store/disk/index/slotrange"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/hashtable"
 	"github.com/kvconn/kvconn/store/offheap"
 )
@@ -32,22 +33,16 @@ type Table struct {
 	chunks []*[chunkEntries]entry
 	// populated has a bit for each piece of a chunk; set under the read lock.
 	populated []uint32
-	// region holds the hash table. While it grows next is not nil, and holds what belongs in
-	// the first moved buckets of region.
-	region, next *hashtable.Region
-	moved        int
-	ahead        *hashtable.Region // mapped for the next growth, or nil
-	emptied      *hashtable.Region // what the last growth left, to be unmapped, or nil
-	giveBytes    int               // see the constant; tests make it small
-	blank        hashtable.Region  // stands for a region where there is none
-	blankBucket  [1]hashtable.Bucket
-	hidden       map[Ref]bool // slots of records that are found no more and not removed yet
+	hashes    hashtable.Growth
+	hidden    map[Ref]bool // slots of records that are found no more and not removed yet
 
 	limit Ref            // references handed out end here
 	spare slotrange.List // those given back before it
 	count int
 	bytes int64 // payload bytes of all records
 	kept  Kept
+	// tenants keeps count of whose they are.
+	tenants *tenants.Ledger
 
 	cold cold
 }
@@ -65,10 +60,9 @@ func New() *Table {
 	t := new(Table)
 	t.clock.Store(clockStart)
 	t.horizon.Store(clockStart)
-	t.blank.Buckets = t.blankBucket[:]
-	t.region, t.giveBytes = &t.blank, giveBytes
+	t.hashes.Init()
 	t.cold.classes = make(map[int64]*coldClass)
-	t.hidden = make(map[Ref]bool)
+	t.hidden, t.tenants = make(map[Ref]bool), tenants.New()
 	return t
 }
 
@@ -107,6 +101,9 @@ func (t *Table) reserve(end uint64) error {
 		t.chunks = append(t.chunks, (*[chunkEntries]entry)(unsafe.Pointer(unsafe.SliceData(b))))
 		t.populated = append(t.populated, 0)
 		t.cold.places = append(t.cold.places, nil)
+		if err := t.tenants.Grow(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -128,12 +125,9 @@ func (t *Table) Close() {
 	for _, c := range t.chunks {
 		_ = offheap.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
 	}
-	t.region.Free()
-	t.next.Free()
-	t.ahead.Free()
-	t.emptied.Free()
-	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
+	t.hashes.Free()
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
+	t.tenants.Close()
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
 }
 
@@ -143,6 +137,9 @@ func (t *Table) Len() int {
 	defer t.mu.RUnlock()
 	return t.count
 }
+
+// Tenants keeps count of whose the records are.
+func (t *Table) Tenants() *tenants.Ledger { return t.tenants }
 
 // PayloadBytes is the sum of the payload sizes.
 func (t *Table) PayloadBytes() int64 {
@@ -155,5 +152,5 @@ func (t *Table) PayloadBytes() int64 {
 func (t *Table) MemoryBytes() int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return int64(t.limit)*entryBytes + t.hashBytes() + t.cold.memoryBytes() + int64(unsafe.Sizeof(*t))
+	return int64(t.limit)*entryBytes + t.hashes.Bytes() + t.cold.memoryBytes() + t.tenants.MemoryBytes(int64(t.limit)) + int64(unsafe.Sizeof(*t))
 }

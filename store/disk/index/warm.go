@@ -1,5 +1,7 @@
 package index
 
+import "github.com/kvconn/kvconn/store/hashtable"
+
 // A record that is added needs its bucket, and while the table grows the entries of some thirty
 // others, which are rarely in the processor's cache. They are read before the lock is taken, all
 // together, so that the cache misses overlap. This helps and is not needed.
@@ -9,8 +11,8 @@ func (t *Table) warm(records int, hash func(int) uint64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	t.warmBuckets(records, hash)
-	if t.next != nil {
-		t.warmMoves(records * moveAhead)
+	if t.hashes.Next != nil {
+		t.warmMoves(records * hashtable.MoveAhead)
 	}
 }
 
@@ -31,8 +33,8 @@ func (t *Table) warmBuckets(records int, hash func(int) uint64) (read uint64) {
 //
 //go:noinline
 func (t *Table) warmMoves(buckets int) (read uint64) {
-	old := t.region
-	for at := t.moved; at < min(t.moved+buckets, len(old.Buckets)); at++ {
+	old := t.hashes.Region
+	for at := t.hashes.Moved; at < min(t.hashes.Moved+buckets, len(old.Buckets)); at++ {
 		b := &old.Buckets[at]
 		for slot, tag := range b.Tags {
 			if tag != 0 {

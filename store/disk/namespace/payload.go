@@ -3,6 +3,7 @@ package namespace
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -35,11 +36,27 @@ func (n *Registry) Contents(counts map[index.Group]int) []store.Contents {
 	for id, e := range n.byID {
 		if !e.gone {
 			info := store.NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest)}
-			out = append(out, store.Contents{NamespaceInfo: info, Records: records[id], Bytes: bytes[id], Sessions: e.engines})
+			c := store.Contents{NamespaceInfo: info, Records: records[id], Bytes: bytes[id], Sessions: e.engines, Hits: e.hits.Load()}
+			if after := e.lastUse.Load(); after != 0 {
+				c.LastUse = n.began.Add(time.Duration(after))
+			}
+			out = append(out, c)
 		}
 	}
 	return out
 }
+
+// Hit notes that a look-up has found blocks of a namespace.
+func (n *Registry) Hit(number uint16, blocks int, now time.Time) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if e := n.at(number); e != nil {
+		e.hits.Add(uint64(blocks))
+		n.use(e, now)
+	}
+}
+
+func (n *Registry) use(e *namespace, now time.Time) { e.lastUse.Store(max(1, int64(now.Sub(n.began)))) }
 
 // HoldPayload fixes the size of a shard's payloads for an engine, as by [store.Namespaces].
 func (n *Registry) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
@@ -97,6 +114,7 @@ func (n *Registry) CheckSize(g index.Group, bytes int) error {
 	fixed := false
 	if e != nil {
 		e.used.Store(true)
+		n.use(e, time.Now())
 		fixed = e.sizes[g.Shard] == bytes
 	}
 	n.mu.RUnlock()
@@ -110,6 +128,7 @@ func (n *Registry) CheckSize(g index.Group, bytes int) error {
 		return fmt.Errorf("namespace: %w", ErrNotOpen)
 	}
 	e.used.Store(true)
+	n.use(e, time.Now())
 	if err := e.sizeError(g.Shard, bytes); err != nil {
 		if e.sizes[g.Shard] != 0 {
 			// The records it is of may all be gone: looked at soon, not now.

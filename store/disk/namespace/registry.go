@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -62,6 +63,7 @@ type Registry struct {
 	wrong map[index.Group]bool
 
 	closed bool
+	began  time.Time
 }
 
 // namespace is one namespace, guarded by the mutex of the registry.
@@ -84,11 +86,15 @@ type namespace struct {
 	// used is set when a write was accepted or the journal had it, inserted counts records.
 	used     atomic.Bool
 	inserted atomic.Uint64
+	// hits are the blocks that look-ups have found, lastUse how long after the opening the last one or the last save was; 0 if there
+	// was none.
+	hits    atomic.Uint64
+	lastUse atomic.Int64
 }
 
 // New returns a registry that knows no namespace.
 func New(o Options) *Registry {
-	n := &Registry{o: o, tidy: make(chan struct{}, 1)}
+	n := &Registry{o: o, tidy: make(chan struct{}, 1), began: time.Now()}
 	n.reset()
 	return n
 }

@@ -1,4 +1,4 @@
-// Package purge removes all records of a namespace, or some, from a store that is in use.
+// Package purge removes all records of a namespace or of a tenant, or some, from a store that is in use.
 package purge
 
 import (
@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/chains"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 )
 
 // Result is what a purge has done.
@@ -37,6 +38,8 @@ type Step struct {
 	from      index.Ref
 	left      int64
 	removed   int64
+	// tenant is whose records go, in all namespaces, if it is not nil.
+	tenant *tenants.ID
 
 	// records are single records to remove, instead of a namespace; those that loads hold, too, if force is set. taken are
 	// those removed, kept those that loads hold.
@@ -53,7 +56,11 @@ func (s *Step) Take(t *index.Table, out []index.Removed) []index.Removed {
 	}
 	for n := 0; n < stepRuns && len(out)-before < stepRecords && s.from != index.NoRef; n++ {
 		var left int
-		out, left, s.from = t.EmptyOf(s.namespace, s.upTo, s.from, out)
+		if s.tenant != nil {
+			out, left, s.from = emptyTenant(t, *s.tenant, s.upTo, s.from, out)
+		} else {
+			out, left, s.from = t.EmptyOf(s.namespace, s.upTo, s.from, out)
+		}
 		s.left += int64(left)
 	}
 	s.removed += int64(len(out) - before)
@@ -65,9 +72,11 @@ type Purges struct {
 	// current is the purge that runs, nil if there is none.
 	current atomic.Pointer[target]
 	running chan struct{}
-	commit  func(*Step) error
-	sync    func(context.Context) error
-	total   atomic.Uint64
+	// tenant is the purge of a tenant that runs, nil if there is none.
+	tenant atomic.Pointer[tenantTarget]
+	commit func(*Step) error
+	sync   func(context.Context) error
+	total  atomic.Uint64
 }
 
 // target is what a purge removes.
@@ -118,10 +127,15 @@ func (p *Purges) Run(ctx context.Context, namespace uint16, upTo uint64, wait ti
 	}
 	p.current.Store(&target{namespace: namespace, upTo: upTo})
 	defer p.current.Store(nil)
+	return p.repeat(ctx, Step{namespace: namespace, upTo: upTo}, wait)
+}
+
+// repeat goes over the index until nothing is left, or the wait for what loads hold has ended, and makes it durable.
+func (p *Purges) repeat(ctx context.Context, what Step, wait time.Duration) (r Result, err error) {
 	deadline := time.NewTimer(wait)
 	defer deadline.Stop()
 	for {
-		removed, left, err := p.pass(ctx, namespace, upTo)
+		removed, left, err := p.pass(ctx, what)
 		r.Removed += removed
 		p.total.Add(uint64(removed))
 		if r.Left = left; err != nil {
@@ -147,8 +161,8 @@ func (p *Purges) Run(ctx context.Context, namespace uint16, upTo uint64, wait ti
 }
 
 // pass goes over the index once.
-func (p *Purges) pass(ctx context.Context, namespace uint16, upTo uint64) (removed, left int64, err error) {
-	s := &Step{namespace: namespace, upTo: upTo}
+func (p *Purges) pass(ctx context.Context, what Step) (removed, left int64, err error) {
+	s := &what
 	for s.from != index.NoRef && err == nil {
 		if ctx.Err() != nil {
 			return s.removed, s.left, context.Cause(ctx)

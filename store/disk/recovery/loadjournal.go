@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sync/errgroup"
@@ -81,7 +82,7 @@ func (l *loader) take(r *journal.Record) {
 	}
 	l.add(index.Loaded{
 		ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Ref: g.Base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
+		Ref: g.Base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes, Tenant: tenants.Of(r.Scope),
 		Parent: l.refOf(r.ParentAt), Depth: r.Depth, ParentKey: r.Parent,
 	})
 }

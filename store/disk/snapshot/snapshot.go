@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/record"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
@@ -22,12 +23,12 @@ import (
 
 const (
 	magic         = "KVCNSNP1"
-	version       = 3
+	version       = 4
 	byteOrderMark = 0x0102030405060708
 	// readers is how many goroutines load blocks: enough to keep the disk and two
 	// cores busy.
 	readers = 4
-	// maxHeadBytes bounds a head before it is read: 24 bytes for each segment and block, 8
+	// maxHeadBytes bounds a head before it is read: 24 bytes for each segment, block and tenant, 8
 	// for each spare range.
 	maxHeadBytes = 64 << 20
 )
@@ -43,6 +44,7 @@ type fixedHead struct {
 	Spare      uint32
 	Blocks     uint32
 	Limit      uint32
+	Tenants    uint32
 	Store      record.StoreID
 	Opens      uint64
 	Seq        uint64
@@ -89,8 +91,8 @@ type File struct {
 	Direct bool
 }
 
-// blocksOf returns the blocks of an image in their order: entries, then the hash table.
-func blocksOf(im *index.Image) [][]byte { return slices.Concat(im.Entries, im.Hash) }
+// blocksOf returns the blocks of an image in their order: entries, the hash table, the numbers of slots' tenants.
+func blocksOf(im *index.Image) [][]byte { return slices.Concat(im.Entries, im.Hash, im.Owners) }
 
 // Save writes the index. seq is the last sequence number that was given. fits says whether a file
 // of that many bytes may be written. Nothing may change the index meanwhile.
@@ -101,7 +103,7 @@ func (f File) Save(name Name, seq uint64, segments []Segment, table *index.Table
 		ByteOrder: byteOrderMark, Version: version, EntryBytes: index.EntryBytes,
 		Buckets: uint32(im.Buckets), Wrapped: uint32(im.Wrapped), Segments: uint32(len(segments)), Spare: uint32(len(im.Spare)),
 		Blocks: uint32(len(blocks)), Store: name.Store, Opens: name.Opens, Seq: seq,
-		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes), Keys: name.Keys,
+		Limit: uint32(im.Limit), Tenants: uint32(len(im.Tenants)), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes), Keys: name.Keys,
 	}
 	w := headWriter{}
 	w.add(&head)
@@ -110,6 +112,9 @@ func (f File) Save(name Name, seq uint64, segments []Segment, table *index.Table
 	}
 	for _, r := range im.Spare {
 		w.add(&rangeEntry{uint32(r.Base), r.Slots})
+	}
+	for i := range im.Tenants {
+		w.add(&im.Tenants[i])
 	}
 	headBytes := len(w.buf) + len(blocks)*binary.Size(blockEntry{})
 	offset := int64(fsio.AlignUp(headBytes + prefixBytes))
@@ -258,6 +263,13 @@ func load(f fsio.File, name Name, table *index.Table) (segments []Segment, seq u
 		}
 		im.Spare = append(im.Spare, index.Range{Base: index.Ref(e.Base), Slots: e.Slots})
 	}
+	for range head.Tenants {
+		var e tenants.Saved
+		if r.next(&e); r.err != nil {
+			return nil, 0, r.err
+		}
+		im.Tenants = append(im.Tenants, e)
+	}
 	if err := table.Prepare(&im); err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", errUseless, err)
 	}
@@ -305,6 +317,11 @@ func loadBlocks(f fsio.File, r *headReader, table *index.Table, im *index.Image,
 	if err := reading.Wait(); err != nil {
 		return err
 	}
+	for _, b := range im.Owners {
+		if err := table.Tenants().Check(b); err != nil {
+			return fmt.Errorf("%w: %w", errUseless, err)
+		}
+	}
 	count := 0
 	for i := range im.Hash {
 		n, err := table.CheckHash(i)
@@ -329,7 +346,7 @@ func loadBlock(f fsio.File, table *index.Table, b *blockEntry, dst []byte, i int
 	if xxh3.Hash(dst) != b.Sum {
 		return fmt.Errorf("%w: checksum of block %d", errUseless, i)
 	}
-	if first := i * index.ImageRun; first < int(table.Limit()) {
+	if first := i * index.ImageRun; first < int(table.Limit()) { // else it has no entries
 		table.Finish(index.Ref(first), index.Ref(first+len(dst)/index.EntryBytes))
 	}
 	return nil

@@ -28,6 +28,8 @@ type Options struct {
 	Seq func() uint64
 	// Complete reports whether the store knows all records of a namespace.
 	Complete func(namespace uint16) bool
+	// AllComplete reports whether it knows those of all namespaces.
+	AllComplete func() bool
 }
 
 // Steering steers one store. Its methods may be called from any goroutine.
