@@ -297,8 +297,27 @@ func TestCacheWarmsHostMemory(t *testing.T) {
 	}
 }
 
+// Payloads go in and out with a token alone.
+func TestCacheExportNeedsAToken(t *testing.T) {
+	s := serve(t, t.TempDir())
+	file := filepath.Join(t.TempDir(), "kv")
+	if status, errs := s.cache(nil, "export", "--model", "m", "--output", file); status != 1 || !strings.Contains(errs, "http_token") {
+		t.Errorf("%d: %s", status, errs)
+	}
+	if status, errs := s.cache(nil, "import", tokensFile(t, promptTokens(1, 0, 4))); status != 1 || !strings.Contains(errs, "http_token") {
+		t.Errorf("%d: %s", status, errs)
+	}
+}
+
+// archivesAllowed has the daemon that is started and the commands share a token.
+func archivesAllowed(t *testing.T) {
+	t.Helper()
+	t.Setenv("KVCONN_HTTP_TOKEN", "a token of this test")
+}
+
 // What one node has computed another loads, from a file.
 func TestCacheExportsAndImports(t *testing.T) {
+	archivesAllowed(t)
 	const length = 6 * demoBlockTokens
 	s := serve(t, t.TempDir())
 	first, second := promptTokens(1, 0, length), promptTokens(2, 0, length)
@@ -344,6 +363,7 @@ func TestCacheExportsAndImports(t *testing.T) {
 
 // What is damaged on disk is not exported, and the command says so.
 func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
+	archivesAllowed(t)
 	const length = 6 * demoBlockTokens
 	s := serve(t, t.TempDir())
 	s.complete(1, promptTokens(1, 0, length))
@@ -382,6 +402,7 @@ func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
 
 // An archive is not sealed: that of a sealed store has to be asked for, and what goes into one is sealed there.
 func TestCacheExportOfASealedStore(t *testing.T) {
+	archivesAllowed(t)
 	const length = 6 * demoBlockTokens
 	key, file := filepath.Join(t.TempDir(), "keys"), filepath.Join(t.TempDir(), "kv")
 	if status, _, errs := kvconnd("key", "new", key); status != 0 {

@@ -33,6 +33,8 @@ type Residency struct {
 	// blockSize is that of the views; sizes counts the wanted namespaces that the store has described since its snapshot by theirs.
 	blockSize int
 	sizes     map[int]int
+	// told is what was last said of them.
+	told map[int]int
 	// ended says that Run is over, and the holders may be another's.
 	ended bool
 	stats ResidencyStats
@@ -118,6 +120,10 @@ func (f *Residency) Run(ctx context.Context) error {
 		}
 		if errors.Is(err, errResized) {
 			f.resized()
+			retry.ended(began)
+			if !retry.wait(ctx) {
+				return nil
+			}
 			continue
 		}
 		f.mu.Lock()

@@ -149,6 +149,7 @@ func (f *Residency) loaded() {
 		v.loaded()
 	}
 	f.loading = false
+	f.tellSizes()
 	f.stats.Snapshots++
 	f.stats.State = StateSynced
 }

@@ -3,6 +3,7 @@ package feed
 import (
 	"context"
 	"errors"
+	"maps"
 )
 
 // errResized ends a stream whose namespaces were chosen by a block size that is not the model's any more.
@@ -48,7 +49,7 @@ func (f *Residency) noteSize(tokens int) {
 		mismatched = mismatched || size != f.blockSize
 	}
 	f.sizes[tokens]++
-	f.opts.BlockSize.StoreSays(f, f.sizes)
+	f.tellSizes()
 	if len(f.views) == 0 && !mismatched {
 		f.setBlockSize(f.opts.BlockSize.Tokens())
 	}
@@ -58,4 +59,17 @@ func (f *Residency) noteSize(tokens int) {
 func (f *Residency) setBlockSize(tokens int) {
 	f.blockSize = tokens
 	f.roots.setPlain(f.opts.Scheme.StoreRoot(tokens))
+}
+
+// tellSizes tells what the store has. While a snapshot comes it is no less than earlier streams have shown: the first namespaces
+// of a snapshot are not all, and a size that changed with them would have the snapshot begin again without end. mu is held.
+func (f *Residency) tellSizes() {
+	say := maps.Clone(f.sizes)
+	if f.loading {
+		for size, n := range f.told {
+			say[size] = max(say[size], n)
+		}
+	}
+	f.told = maps.Clone(say)
+	f.opts.BlockSize.StoreSays(f, say)
 }

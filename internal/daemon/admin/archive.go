@@ -113,5 +113,9 @@ type patientReader struct {
 
 func (p *patientReader) Read(b []byte) (int, error) {
 	_ = p.control.SetReadDeadline(time.Now().Add(stepTimeout))
-	return p.r.Read(b)
+	n, err := p.r.Read(b)
+	if err != nil { // its end would end the request, which may take longer
+		_ = p.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }

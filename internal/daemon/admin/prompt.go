@@ -69,8 +69,12 @@ func (s *Service) ServePromptRemoval(w http.ResponseWriter, r *http.Request) {
 	records := int64(0)
 	all := s.o.Disk.Namespaces()
 	for i := range all {
-		if all[i].Manifest == nil && !all[i].Forgotten {
+		switch {
+		case all[i].Manifest != nil:
+		case !all[i].Forgotten:
 			a.Unknown++
+		case !q.DryRun: // the disk has none of its records, and does not know its model; memory may have some
+			s.o.Host.Forget(all[i].Digest)
 		}
 	}
 	for _, m := range prompt.Manifests(q.Model, all) {

@@ -22,6 +22,9 @@ type Route struct {
 	Open bool
 	// Changes says that requests change what the daemon holds. Without a token they must come from this machine.
 	Changes bool
+	// Payloads says that what engines have saved goes out or in. It is served with a token alone: on the socket the daemon knows
+	// who asks, on loopback it does not.
+	Payloads bool
 }
 
 // Handler serves the routes: those that are not open to requests with the token alone, if there is one.
@@ -31,6 +34,8 @@ func Handler(routes []Route, token string) http.Handler {
 		switch {
 		case token != "" && !r.Open:
 			mux.Handle(r.Pattern, authorized(token, r.Handler))
+		case r.Payloads:
+			mux.Handle(r.Pattern, http.HandlerFunc(refusePayloads))
 		case r.Changes:
 			mux.Handle(r.Pattern, local(r.Handler))
 		default:
@@ -38,6 +43,10 @@ func Handler(routes []Route, token string) http.Handler {
 		}
 	}
 	return httplimit.Timed(mux)
+}
+
+func refusePayloads(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, "payloads are served with a token alone: set http_token", http.StatusForbidden)
 }
 
 // Challenge distinguishes a daemon that wants its token from a router.

@@ -98,12 +98,12 @@ func (t *Table) reserve(end uint64) error {
 		if err != nil {
 			return err
 		}
+		if err := t.tenants.Grow(); err != nil { // first: it may have more than the table, not less
+			return errors.Join(err, offheap.Unmap(b))
+		}
 		t.chunks = append(t.chunks, (*[chunkEntries]entry)(unsafe.Pointer(unsafe.SliceData(b))))
 		t.populated = append(t.populated, 0)
 		t.cold.places = append(t.cold.places, nil)
-		if err := t.tenants.Grow(); err != nil {
-			return err
-		}
 	}
 	return nil
 }

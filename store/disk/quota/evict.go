@@ -34,13 +34,16 @@ func (q *Quotas) Run(ctx context.Context) {
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
-		for over := q.ledger.Over(q.o.Limits.Of); ; {
+		for over, looked := q.ledger.Over(q.o.Limits.Of), time.Now(); ; {
 			progress, left := q.pass(over)
 			if !left || ctx.Err() != nil {
 				break
 			}
 			if !progress {
 				fsio.Sleep(ctx, stuckLeast)
+			}
+			if time.Since(looked) > lookInterval { // others may have more than theirs meanwhile
+				over, looked = q.ledger.Over(q.o.Limits.Of), time.Now()
 			}
 		}
 		select {
