@@ -122,7 +122,9 @@ func TestAWriteWaitsForRoomInItsQuota(t *testing.T) {
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "m")
 	held := tenantChain(ns, "a", 1, 10)
-	mustWrite(t, s, held)
+	// Making a segment may take longer than the short time.
+	written := func(records []testRecord) bool { return len(writeSome(t, s, records)) == len(records) }
+	wait.For(t, "all is written", func() bool { return written(held) })
 	n, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(held), time.Minute)
 	if n != len(held) {
 		t.Fatal(n)
@@ -136,7 +138,7 @@ func TestAWriteWaitsForRoomInItsQuota(t *testing.T) {
 	if n := s.Stats().Quota.Refused; n != 3 {
 		t.Errorf("%d refused", n)
 	}
-	mustWrite(t, s, tenantChain(ns, "b", 3, 20))
+	wait.For(t, "all of another tenant is written", func() bool { return written(tenantChain(ns, "b", 3, 20)) })
 	s.Release(lease)
 	wait.For(t, "a write finds room", func() bool { return writeAll(t, s, more)[0] == nil })
 	if have := recordsOf(t, s, tenantOf("a")); have > 10 {
@@ -200,7 +202,9 @@ func TestAQuotaHoldsThroughAFailureOfTheJournal(t *testing.T) {
 	o.SlotWait = 100 * time.Millisecond
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "m")
-	mustWrite(t, s, tenantChain(ns, "a", 1, 20))
+	// Slots wait for a barrier, which may take longer than the short time.
+	written := func(records []testRecord) bool { return len(writeSome(t, s, records)) == len(records) }
+	wait.For(t, "all is written", func() bool { return written(tenantChain(ns, "a", 1, 20)) })
 	on.Store(true)
 	failed := 0
 	for i := range 5 {
@@ -216,9 +220,7 @@ func TestAQuotaHoldsThroughAFailureOfTheJournal(t *testing.T) {
 	on.Store(false)
 	awaitJournal(t, s, 0)
 	fresh := tenantChain(ns, "a", 20, 15)
-	wait.For(t, "all is written", func() bool { // slots wait for a barrier, which the short time may not
-		return len(writeSome(t, s, fresh)) == len(fresh)
-	})
+	wait.For(t, "all is written", func() bool { return written(fresh) })
 	mustRead(t, s, fresh)
 	if have := recordsOf(t, s, tenantOf("a")); have > 20 {
 		t.Errorf("%d records", have)
