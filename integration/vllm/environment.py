@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,17 +80,31 @@ def prepare(cache: Path, version: str = NEWEST) -> Environment:
     return env
 
 
+@contextlib.contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Keep other runs from changing the cache: stages of two engines may run side by side."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def install_local(env: Environment, name: str, directory: Path) -> None:
     """Install a distribution of the checkout, as it is now."""
-    _run(
-        *(_uv(env.cache), "pip", "install", "--quiet", "--python", str(env.python)),
-        *("--reinstall-package", name, "--refresh-package", name, str(directory)),
-    )
+    with _alone(env.cache):
+        _run(
+            *(_uv(env.cache), "pip", "install", "--quiet", "--python", str(env.python)),
+            *("--reinstall-package", name, "--refresh-package", name, str(directory)),
+        )
 
 
 def install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:
     """Return the cache's environment of that name; it is made again where its requirements have changed."""
-    cache.mkdir(parents=True, exist_ok=True)
+    with _alone(cache):
+        return _install(cache, name, requirements, overrides)
+
+
+def _install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:
     uv = _uv(cache)
     venv = cache / name
     stamp = venv / "kvconn-e2e-stamp"
@@ -134,11 +150,12 @@ def model(env: Environment, seed: int, kind: str = "llama") -> Path:
     script = HERE / "tiny_model.py"
     version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
     directory = env.cache / "models" / f"tiny-{kind}-{seed}-{version}"
-    if not directory.is_dir():
-        half = directory.with_suffix(".part")
-        shutil.rmtree(half, ignore_errors=True)
-        _run(str(env.python), str(script), str(half), str(seed), kind, env=env.variables())
-        half.rename(directory)
+    with _alone(env.cache):
+        if not directory.is_dir():
+            half = directory.with_suffix(".part")
+            shutil.rmtree(half, ignore_errors=True)
+            _run(str(env.python), str(script), str(half), str(seed), kind, env=env.variables())
+            half.rename(directory)
     return directory
 
 
