@@ -125,7 +125,7 @@ func TestBlocksOfADeviceAreOverwrittenWhileTheyAreSaved(t *testing.T) {
 	if t.Logf("%d blocks saved, %d taken back", saved, dropped); saved == 0 || dropped == 0 {
 		t.Error("want some of both")
 	}
-	round(func() { // with saves under way, each of which is reported all the same
+	round(func() { // while saves are under way: each is still reported
 		n.kill()
 		n.start()
 	})

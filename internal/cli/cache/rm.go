@@ -70,18 +70,26 @@ func (c *rmCmd) run(ctx context.Context, daemon *client, std *terminal.Streams) 
 	if err != nil {
 		return err
 	}
+	if goOn, err := c.confirmed(func() error { return c.announce(chosen, std) }); !goOn {
+		return err
+	}
+	return c.remove(ctx, daemon, chosen, std)
+}
+
+// confirmed says what is to be removed, unless JSON alone is wanted of a removal that goes on, and reports whether it goes on.
+func (c *rmCmd) confirmed(announce func() error) (bool, error) {
 	if !c.JSON || c.DryRun || !c.Yes {
-		if err := c.announce(chosen, std); err != nil {
-			return err
+		if err := announce(); err != nil {
+			return false, err
 		}
 	}
 	switch {
 	case c.DryRun:
-		return nil
+		return false, nil
 	case !c.Yes:
-		return errors.New("nothing was removed: give --yes to remove it")
+		return false, errors.New("nothing was removed: give --yes to remove it")
 	}
-	return c.remove(ctx, daemon, chosen, std)
+	return true, nil
 }
 
 // leastDigest is the shortest beginning of a digest that names a namespace to remove.

@@ -94,16 +94,8 @@ func (c *rmCmd) runTenant(ctx context.Context, daemon *client, std *terminal.Str
 	if err != nil {
 		return err
 	}
-	if !c.JSON || c.DryRun || !c.Yes {
-		if err := c.announceTenant(chosen, std); err != nil {
-			return err
-		}
-	}
-	switch {
-	case c.DryRun:
-		return nil
-	case !c.Yes:
-		return errors.New("nothing was removed: give --yes to remove it")
+	if goOn, err := c.confirmed(func() error { return c.announceTenant(chosen, std) }); !goOn {
+		return err
 	}
 	r, err := daemon.removeTenant(ctx, chosen.Digest)
 	if err != nil {
