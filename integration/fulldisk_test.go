@@ -48,11 +48,11 @@ func (n *node) startOnMount(below, more string) {
 	n.waitReady()
 }
 
-// fill takes all space of the directory's file system, and returns the file that has it.
+// fill takes all space that is left in the directory's file system, and returns the file that has it.
 func fill(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "fill")
-	f, err := os.Create(path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +98,7 @@ func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 	round := 0
 	n.wait("the full disk to be noticed", func() bool {
 		round++
+		fill(t, n.dir) // the journal gives room back, and goes on with it
 		e.run(fmt.Sprintf("full-%d", round), prompts(50+round, 4))
 		return !healthy(t, info.HTTP)
 	})
