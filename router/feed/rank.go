@@ -109,6 +109,7 @@ func (f *Rank) item(ctx context.Context, i item) {
 func (f *Rank) connected(ctx context.Context) {
 	f.log.Info("connected to the engine's KV events")
 	f.stats.Connected, f.stats.Error = true, ""
+	f.opts.BlockSize.EngineConnected(f, true)
 	f.progress.connected()
 	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try
 	if !f.recover(ctx, "") && f.progress.doubted {
@@ -127,6 +128,9 @@ func (f *Rank) disconnected(err error) {
 		f.log.Warn("the engine's KV events cannot be reached; trying again until they are there", "error", err)
 	}
 	f.logged = true
+	if f.stats.Connected {
+		f.opts.BlockSize.EngineConnected(f, false)
+	}
 	f.stats.Connected, f.stats.Error = false, err.Error()
 }
 
