@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -100,6 +101,30 @@ func TestAStoreIsReadAgainForAnotherBlockSize(t *testing.T) {
 			t.Errorf("%+v, %q", st, s.queries)
 		}
 	})
+}
+
+// A connection that is lost for a moment must not have all feeds of the model begin again.
+func TestAnEngineThatIsAwayForAMomentKeepsItsVote(t *testing.T) {
+	one, two := startProcess(t, listen(t)), startProcess(t, listen(t))
+	size := blocksize.New(nil)
+	start := func(p *process, rank int32) *Rank {
+		o := (&ownEngine{pub: p.pub}).options()
+		o.BlockSize, o.ID, o.VoteGrace = size, rank, time.Hour
+		return follow(t, o, newMemIndex())
+	}
+	a, b := start(one, 0), start(two, 1)
+	one.first(a, storedEvent(0, []uint64{1}))
+	two.first(b, storedEvent(0, []uint64{1}))
+	two.stop()
+	wait.For(t, "the loss of b", func() bool { return b.Stats().Error != "" })
+	if st := size.Status("m"); len(st.Engines) != 1 || len(st.Engines[0].Ranks) != 2 {
+		t.Errorf("%+v", st)
+	}
+	two.again()
+	wait.For(t, "another connection", func() bool { return b.Stats().Connects == 2 })
+	if st := size.Status("m"); len(st.Engines) != 1 || len(st.Engines[0].Ranks) != 2 {
+		t.Errorf("%+v", st)
+	}
 }
 
 // The size is that of the engines that are there: the vote of a dead one does not count, and does again when it is back.

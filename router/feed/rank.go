@@ -30,8 +30,10 @@ type Rank struct {
 	progress progress
 	repair   repair
 	// refused is why the rank's events cannot be used, nil if they can.
-	refused     error
-	logged      bool // that there is no connection
+	refused error
+	logged  bool // that there is no connection
+	// lostAt is when the connection was lost, zero while there is one and once the block size was told.
+	lostAt      time.Time
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
 	orphans uint64
@@ -109,6 +111,7 @@ func (f *Rank) item(ctx context.Context, i item) {
 func (f *Rank) connected(ctx context.Context) {
 	f.log.Info("connected to the engine's KV events")
 	f.stats.Connected, f.stats.Error = true, ""
+	f.lostAt = time.Time{}
 	f.opts.BlockSize.EngineConnected(f, true)
 	f.progress.connected()
 	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try
@@ -129,7 +132,7 @@ func (f *Rank) disconnected(err error) {
 	}
 	f.logged = true
 	if f.stats.Connected {
-		f.opts.BlockSize.EngineConnected(f, false)
+		f.lostAt = time.Now()
 	}
 	f.stats.Connected, f.stats.Error = false, err.Error()
 }
@@ -235,6 +238,10 @@ func (f *Rank) resync(why string) {
 
 // settle does what is left to do between two items.
 func (f *Rank) settle(ctx context.Context) {
+	if !f.lostAt.IsZero() && time.Since(f.lostAt) >= f.opts.VoteGrace {
+		f.lostAt = time.Time{}
+		f.opts.BlockSize.EngineConnected(f, false)
+	}
 	f.resize(ctx)
 	if n := f.ingest.orphans - f.orphans; f.repair.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
 		f.repair.why = fmt.Errorf("%d events with unknown parents", n)
