@@ -46,7 +46,7 @@ type RankOptions struct {
 	// Rebuilds for bad events back off from there to [maxRebuildInterval].
 	RecoverInterval time.Duration
 	// VoteGrace is how long after its connection is lost the engine's word on the block size still counts among engines that
-	// differ. Default 10 s: another size costs a replay of every rank, and no engine restarts faster.
+	// differ. Default 10 s: another size costs a replay of every rank, which a moment without a connection is not worth.
 	VoteGrace time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger

@@ -52,7 +52,8 @@ func (p *Proxy) Stats() Stats {
 	c := &p.counts
 	return Stats{
 		OK: c.ended[endedOK].Load(), ClientErrors: c.ended[endedClientError].Load(), Refused: c.ended[endedRefused].Load(),
-		Failed: c.ended[endedFailed].Load(), Broken: c.ended[endedBroken].Load(), Left: c.ended[endedLeft].Load(), Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), Others: c.others.Load(), InFlight: c.inFlight.Load(),
+		Failed: c.ended[endedFailed].Load(), Broken: c.ended[endedBroken].Load(), Left: c.ended[endedLeft].Load(),
+		Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), Others: c.others.Load(), InFlight: c.inFlight.Load(),
 	}
 }
 
