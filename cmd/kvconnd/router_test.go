@@ -84,6 +84,7 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 		"--decode-weight", "4", "--balance-weight", "5", "--overlap-loads", "--always-load", "--assume-kv-reuse", "--predict-ttl", "6s", "--approximate-ttl", "7s", "--request-ttl", "8s",
 		"--index-bytes", "9MiB", "--max-prompt-tokens", "10", "--max-body-bytes", "11", "--tokenize-timeout", "12s", "--max-tries", "13", "--first-byte-timeout", "14s",
 		"--stream-timeout", "15s", "--health-path", "/16", "--health-interval", "0s", "--drain-timeout", "18s", "--drain-delay", "4s", "--node-token", "node", "--rank-metrics",
+		"--otlp-endpoint", "http://127.0.0.1:4318", "--otlp-headers", "a=b", "--otlp-trace-ratio", "0.5",
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +99,7 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
 			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
 		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,
+		"traces":             o.Spans.URL == "http://127.0.0.1:4318/v1/traces" && o.Spans.Headers["a"] == "b" && o.Spans.Ratio == 0.5 && o.Spans.Version != "",
 		"health and the end": o.HealthPath == "/16" && o.HealthInterval < 0 && o.DrainTimeout == 18*time.Second && o.DrainDelay == 4*time.Second && o.RankMetrics,
 	} {
 		if !ok {

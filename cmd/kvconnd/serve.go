@@ -77,7 +77,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	if err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
-	if o.Spans, err = settings.SpansOptions(&c.Serve); err != nil {
+	if o.Spans, err = settings.SpansOptions(&c.OTLP); err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
 	o.Object = object

@@ -17,6 +17,13 @@ type OTLP struct {
 	OTLPTraceRatio float64 `name:"otlp-trace-ratio" env:"KVCONN_OTLP_TRACE_RATIO" default:"0" placeholder:"N" help:"Share of the requests without a traceparent that begin a trace, 0 to 1 (default 0). Those with one follow its sampled flag."`
 }
 
+// RouterOTLP are those of a router, a part of [Router]. Their fields are those of [OTLP], so that one can be converted to the other.
+type RouterOTLP struct {
+	OTLPEndpoint   string  `name:"otlp-endpoint" env:"KVCONN_ROUTER_OTLP_ENDPOINT" placeholder:"URL" help:"Collector that OpenTelemetry spans of forwarded requests are sent to, by OTLP over HTTP, such as http://127.0.0.1:4318. /v1/traces is added if the URL has no path. Default: none."`
+	OTLPHeaders    string  `name:"otlp-headers" env:"KVCONN_ROUTER_OTLP_HEADERS" secret:"true" placeholder:"KEY=VALUE,..." help:"Headers for the collector, as in OTEL_EXPORTER_OTLP_HEADERS: a space or comma in a value is %20 or %2C. Set them in the environment or the file: a command line can be seen by others."`
+	OTLPTraceRatio float64 `name:"otlp-trace-ratio" env:"KVCONN_ROUTER_OTLP_TRACE_RATIO" default:"0" placeholder:"N" help:"Share of the requests without a traceparent that begin a trace, 0 to 1 (default 0). Those with one follow its sampled flag."`
+}
+
 // tracesPath is where collectors take traces.
 const tracesPath = "/v1/traces"
 
@@ -63,16 +70,16 @@ func (o *OTLP) Headers() (map[string]string, error) {
 	return headers, nil
 }
 
-// validateOTLP checks the settings of traces.
-func (s *Serve) validateOTLP() error {
-	_, err := s.TracesURL()
-	_, headersErr := s.Headers()
+// validate checks the settings of traces.
+func (o *OTLP) validate() error {
+	_, err := o.TracesURL()
+	_, headersErr := o.Headers()
 	switch {
 	case err != nil || headersErr != nil:
 		return errors.Join(err, headersErr)
-	case math.IsNaN(s.OTLPTraceRatio) || s.OTLPTraceRatio < 0 || s.OTLPTraceRatio > 1:
-		return fmt.Errorf("otlp_trace_ratio is %v: 0 to 1", s.OTLPTraceRatio)
-	case s.OTLPEndpoint == "" && (s.OTLPHeaders != "" || s.OTLPTraceRatio != 0):
+	case math.IsNaN(o.OTLPTraceRatio) || o.OTLPTraceRatio < 0 || o.OTLPTraceRatio > 1:
+		return fmt.Errorf("otlp_trace_ratio is %v: 0 to 1", o.OTLPTraceRatio)
+	case o.OTLPEndpoint == "" && (o.OTLPHeaders != "" || o.OTLPTraceRatio != 0):
 		return errors.New("otlp_endpoint is not set: otlp_headers and otlp_trace_ratio mean nothing without it")
 	}
 	return nil

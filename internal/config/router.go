@@ -41,8 +41,9 @@ type Router struct {
 	DrainTimeout     time.Duration `name:"drain-timeout" env:"KVCONN_ROUTER_DRAIN_TIMEOUT" default:"25s" help:"Time within which a stop ends: requests under way at the end of it are broken off."`
 	DrainDelay       time.Duration `name:"drain-delay" env:"KVCONN_ROUTER_DRAIN_DELAY" default:"5s" help:"How long after SIGTERM the router still accepts requests, with /readyz 503, so that balancers learn of the stop; at most half of --drain-timeout."`
 	RankMetrics      bool          `name:"rank-metrics" env:"KVCONN_ROUTER_RANK_METRICS" help:"Export a metric for each rank: whether it gets requests."`
-	LogLevel         string        `name:"log-level" env:"KVCONN_ROUTER_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
-	LogFormat        string        `name:"log-format" env:"KVCONN_ROUTER_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
+	RouterOTLP
+	LogLevel  string `name:"log-level" env:"KVCONN_ROUTER_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
+	LogFormat string `name:"log-format" env:"KVCONN_ROUTER_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
 
 const (
@@ -87,6 +88,6 @@ func (s *Router) Validate() error {
 	case s.HealthInterval < 0:
 		return errors.New("health_interval is negative")
 	}
-	return errors.Join(checkToken("token", s.Token), checkToken("node_token", s.NodeToken),
+	return errors.Join((*OTLP)(&s.RouterOTLP).validate(), checkToken("token", s.Token), checkToken("node_token", s.NodeToken),
 		checkAddress("http", s.HTTP, "HOST:PORT", s.Token != "", "set a token (KVCONN_ROUTER_TOKEN); TLS is for a proxy in front"))
 }

@@ -33,6 +33,7 @@ func TestRouterSettingsThatCannotWorkAreNamed(t *testing.T) {
 		"token ":            func(s *Router) { s.Token = " secret" },
 		"node_token":        func(s *Router) { s.NodeToken = "secret\n" },
 		"no address":        func(s *Router) { s.HTTP = "x" },
+		"otlp_endpoint is":  func(s *Router) { s.OTLPHeaders = "a=secret" },
 		"set a token":       func(s *Router) { s.HTTP = "0.0.0.0:80" },
 	} {
 		s := goodRouter()

@@ -117,7 +117,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord(), s.validateOTLP())
+	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof(), s.validateRecord(), s.OTLP.validate())
 }
 
 func (s *Serve) validateHTTP() error {

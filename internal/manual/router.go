@@ -35,13 +35,16 @@ func Router() []Group {
 			{"drain_delay", "", "How long after SIGTERM the router still accepts requests, with `/readyz` 503. At most half of `drain_timeout`; 0 for not at all."},
 			{"drain_timeout", "", "Time within which a stop ends, `drain_delay` included. Requests under way at its end are broken off."},
 		}},
-		{"HTTP, keys and log", "Who may use the router, and what does it show?", []Setting{
+		{"HTTP, keys, log and trace", "Who may use the router, and what does it show?", []Setting{
 			{"http", "", "Address of the router; port 0 picks a free one."},
 			{"token", "", "Bearer token that clients have to send; required if `http` is not loopback."},
 			{"engine_key", "", "API key of the engines."},
 			{"node_token", "", "Bearer token of the nodes' daemons, their `http_token`. A router beside a daemon takes that daemon's by itself."},
 			{"log_level", "", "`debug`, `info`, `warn`, `error`."},
 			{"log_format", "", "`text` or `json`, to standard error."},
+			{"otlp_endpoint", "", "Collector that OpenTelemetry spans of forwarded requests are sent to, by OTLP over HTTP (protobuf): `http://127.0.0.1:4318`. `/v1/traces` is added if the URL has no path. See [traces](metrics.md#traces-of-a-router)."},
+			{"otlp_headers", "", "Headers for the collector, written as in `OTEL_EXPORTER_OTLP_HEADERS`. They are secret and never logged. To an `http://` collector they go unencrypted."},
+			{"otlp_trace_ratio", "", "Share of the requests without a `traceparent` that begin a trace, 0 to 1. Requests with one follow its sampled flag."},
 		}},
 	}
 }

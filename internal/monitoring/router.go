@@ -59,6 +59,7 @@ func Router() []Group {
 		},
 		{
 			Title: "Health", Question: "Does the router do its work?", Names: []string{"kvconn_router_healthy", "kvconn_router_build_info"},
+			Prefixes: []string{"kvconn_router_spans_"},
 			Panels: []Panel{
 				{Title: "Healthy routers", Unit: Count, Queries: []Query{{"sum(kvconn_router_healthy)", "healthy"}, {"count(kvconn_router_healthy)", "all"}}},
 				{Title: "Versions", Unit: Count, Stacked: true, Queries: []Query{{"count by (version, commit) (kvconn_router_build_info)", "{{version}} {{commit}}"}}},

@@ -54,20 +54,13 @@ func (e *Engine) Match(
 
 // first begins the span of a request's first match, nil if there is to be none.
 func (e *Engine) first(m *connector.MatchRequest) trace.Span {
-	if e == nil || m.From > 0 || e.t.opts.Ratio == 0 && !sampled(m.Trace) {
+	if e == nil || m.From > 0 || e.t.unrecorded(m.Trace) {
 		return nil
 	}
-	if parent(m.Trace).IsValid() {
-		return e.t.child("kvconn.match", m.Trace, trace.WithSpanKind(trace.SpanKindServer), e.attrs)
+	span, root := e.t.begin("kvconn.match", m.Trace, trace.WithSpanKind(trace.SpanKindServer), e.attrs)
+	if root {
+		m.Trace = traceparent(span.SpanContext())
 	}
-	if e.t.opts.Ratio == 0 {
-		return nil // what is malformed counts as none
-	}
-	_, span := e.t.tracer.Start(context.Background(), "kvconn.match", trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), e.attrs)
-	if !span.SpanContext().IsSampled() {
-		return nil
-	}
-	m.Trace = traceparent(span.SpanContext())
 	return span
 }
 

@@ -1,6 +1,6 @@
-// Package spans makes the OpenTelemetry spans of a daemon: what the cache did for a request, in the request's trace. It sends
-// them by OTLP over HTTP. No engine waits for that: spans pass through a bounded queue, and what does not fit is dropped and
-// counted.
+// Package spans makes the OpenTelemetry spans of a daemon and of a router: what the cache did for a request and where it was
+// sent, in the request's trace. It sends them by OTLP over HTTP. No engine and no client waits for that: spans pass through a
+// bounded queue, and what does not fit is dropped and counted.
 //
 // It uses OpenTelemetry's SDK for spans, sampling and identifiers. It does not use its exporter, which brings gRPC into the
 // program (5 MB), nor its queue, which does not tell what it has dropped.
@@ -25,6 +25,8 @@ type Options struct {
 	// Ratio is the share of requests without a trace of their own that begin one: 0 to 1. Default 0: a request is traced where
 	// the client or the engine has decided so.
 	Ratio float64
+	// Service is what makes the spans, as collectors show it. Default kvconnd.
+	Service string
 	// Version is that of the program, Instance tells this process from others.
 	Version, Instance string
 	// QueueSpans bounds the spans that wait to be sent. Default 2048, as in OpenTelemetry's SDKs: about 4 MB.
@@ -44,6 +46,7 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
+	o.Service = cmp.Or(o.Service, "kvconnd")
 	o.QueueSpans = cmp.Or(o.QueueSpans, 2048)
 	o.BatchSpans = cmp.Or(o.BatchSpans, 256)
 	o.Interval = cmp.Or(o.Interval, 2*time.Second)

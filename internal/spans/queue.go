@@ -174,7 +174,7 @@ func (q *queue) tell(err error) {
 		q.failed = false
 		q.opts.Logger.Info("the trace collector takes spans again", "url", q.opts.URL)
 	case lost > q.told && (q.warned.IsZero() || time.Since(q.warned) >= warnInterval):
-		q.opts.Logger.Warn("spans were lost; the cache works as before", "lost", lost-q.told, "url", q.opts.URL, "err", err,
+		q.opts.Logger.Warn("spans were lost; requests are not affected", "lost", lost-q.told, "url", q.opts.URL, "err", err,
 			"remedy", "see whether the collector at otlp_endpoint runs, takes OTLP over HTTP, and knows the key in otlp_headers")
 		q.warned, q.told, q.failed = time.Now(), lost, true
 	}

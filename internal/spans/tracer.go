@@ -16,7 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Tracer makes a daemon's spans. A nil Tracer makes none. It is safe for concurrent use.
+// Tracer makes the spans of a daemon or a router. A nil Tracer makes none. It is safe for concurrent use.
 type Tracer struct {
 	opts     Options
 	provider *sdktrace.TracerProvider
@@ -37,7 +37,7 @@ func New(o Options) (*Tracer, error) {
 	}
 	// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME are how platforms say where a process runs.
 	res, err := resource.New(context.Background(), resource.WithTelemetrySDK(), resource.WithAttributes(
-		attribute.String("service.name", "kvconnd"), attribute.String("service.version", o.Version), attribute.String("service.instance.id", o.Instance),
+		attribute.String("service.name", o.Service), attribute.String("service.version", o.Version), attribute.String("service.instance.id", o.Instance),
 	), resource.WithHost(), resource.WithFromEnv())
 	if err != nil { // a part of it is there
 		o.Logger.Warn("spans do not say all about this process", "err", err, "remedy", "check OTEL_RESOURCE_ATTRIBUTES")
@@ -110,6 +110,27 @@ func (t *Tracer) child(name, of string, opts ...trace.SpanStartOption) trace.Spa
 	}
 	_, span := t.tracer.Start(trace.ContextWithRemoteSpanContext(context.Background(), at), name, opts...)
 	return span
+}
+
+// unrecorded reports whether nothing is to be recorded of a request with a traceparent: a cheap look, made for each request.
+func (t *Tracer) unrecorded(traceparent string) bool {
+	return t.opts.Ratio == 0 && !sampled(traceparent)
+}
+
+// begin begins the span of a request below the one that its traceparent names. A request without one begins a trace as the
+// ratio says; root says that it does. The span is nil if nothing is recorded.
+func (t *Tracer) begin(name, of string, opts ...trace.SpanStartOption) (span trace.Span, root bool) {
+	if parent(of).IsValid() {
+		return t.child(name, of, opts...), false
+	}
+	if t.opts.Ratio == 0 {
+		return nil, false // what is malformed counts as none
+	}
+	_, span = t.tracer.Start(context.Background(), name, append(opts, trace.WithNewRoot())...)
+	if !span.SpanContext().IsSampled() {
+		return nil, false
+	}
+	return span, true
 }
 
 // Engine makes the spans of one engine, or of one of its ranks. A nil Engine makes none. It is safe for concurrent use.

@@ -1,5 +1,6 @@
 // Package blocksize knows how many tokens a block of a model has. A setting wins; else it is what most of the model's
-// engines say in their KV events, else what most namespaces of its stores have.
+// engines say in their KV events, else what most namespaces of its stores have. What an engine has said does not count while
+// only others are connected: it is down, or restarts with another size.
 package blocksize
 
 import (
@@ -39,21 +40,25 @@ type Size struct {
 	mu      sync.Mutex
 	given   int
 	origin  Origin
-	engines map[any]engine
+	engines map[any]*engine
 	stores  map[any]map[int]int
 	changed chan struct{}
 }
 
+// engine is what is known of the engine that a feed follows. It has no vote before it says a size: tokens is 0 then.
 type engine struct {
-	rank   int32
-	tokens int
+	rank      int32
+	tokens    int
+	connected bool
+	// counts says that its vote is one of those that decide.
+	counts bool
 }
 
 // New makes a Size that nobody has said anything of. onChange, if not nil, is called after what a feed says has changed
 // the size, by the feed's goroutine.
 func New(onChange func()) *Size {
 	s := &Size{
-		onChange: onChange, origin: Assumed, engines: map[any]engine{}, stores: map[any]map[int]int{}, changed: make(chan struct{}),
+		onChange: onChange, origin: Assumed, engines: map[any]*engine{}, stores: map[any]map[int]int{}, changed: make(chan struct{}),
 	}
 	s.tokens.Store(Default)
 	return s
@@ -96,7 +101,25 @@ func (s *Size) EngineSays(feed any, rank int32, tokens int) {
 	if tokens < 1 || tokens > connector.MaxBlockSize {
 		return
 	}
-	s.note(func() { s.engines[feed] = engine{rank, tokens} })
+	s.note(func() {
+		e := s.engine(feed)
+		e.rank, e.tokens, e.counts = rank, tokens, true // while none is connected, the latest word counts
+	})
+}
+
+// EngineConnected notes whether the engine that a feed follows can be reached.
+func (s *Size) EngineConnected(feed any, connected bool) {
+	s.note(func() { s.engine(feed).connected = connected })
+}
+
+// engine is what is known of a feed's engine. The caller holds mu.
+func (s *Size) engine(feed any) *engine {
+	e := s.engines[feed]
+	if e == nil {
+		e = new(engine)
+		s.engines[feed] = e
+	}
+	return e
 }
 
 // StoreSays notes how many namespaces of each size a store has; feed is what follows it.
@@ -126,6 +149,7 @@ func (s *Size) note(what func()) {
 func (s *Size) decide() (changed bool) {
 	old := s.Tokens()
 	next := old
+	s.elect()
 	switch engines, stores := s.byEngines(), s.byStores(); {
 	case s.given != 0:
 		next, s.origin = s.given, Given
@@ -161,10 +185,28 @@ func most(votes map[int]int, present int) int {
 	})
 }
 
+// elect chooses the votes that count: those of connected engines. If no connected engine has one, they stay as they were, so
+// that engines that go down one after another change nothing by that; if none of those is left, all count. The caller
+// holds mu.
+func (s *Size) elect() {
+	live, left := false, false
+	for _, e := range s.engines {
+		live = live || e.connected && e.tokens != 0
+		left = left || e.counts
+	}
+	for _, e := range s.engines {
+		if live || !left {
+			e.counts = e.tokens != 0 && (e.connected || !live)
+		}
+	}
+}
+
 func (s *Size) byEngines() map[int]int {
 	votes := make(map[int]int)
 	for _, e := range s.engines {
-		votes[e.tokens]++
+		if e.counts {
+			votes[e.tokens]++
+		}
 	}
 	return votes
 }

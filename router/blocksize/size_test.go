@@ -78,3 +78,69 @@ func TestAChangeIsTold(t *testing.T) {
 	default:
 	}
 }
+
+// One of two engines restarts with another block size, then the other one leaves, and comes back.
+func TestADeadEngineHasNoVote(t *testing.T) {
+	s := New(nil)
+	want := func(tokens int, ranks ...RanksOf) {
+		t.Helper()
+		if st := s.Status("m"); st.Tokens != tokens || st.From != Engines || !reflect.DeepEqual(st.Engines, ranks) {
+			t.Errorf("%+v, want %d of %+v", st, tokens, ranks)
+		}
+	}
+	say := func(feed string, rank int32, tokens int) {
+		s.EngineConnected(feed, true)
+		s.EngineSays(feed, rank, tokens)
+	}
+	say("a", 0, 16)
+	say("b", 1, 16)
+	want(16, RanksOf{16, []int32{0, 1}})
+	s.EngineConnected("b", false)
+	want(16, RanksOf{16, []int32{0}})
+	say("b", 1, 128)
+	want(16, RanksOf{16, []int32{0}}, RanksOf{128, []int32{1}}) // a tie changes nothing
+	s.EngineConnected("a", false)
+	want(128, RanksOf{128, []int32{1}})
+	s.EngineConnected("a", true)
+	want(128, RanksOf{16, []int32{0}}, RanksOf{128, []int32{1}})
+	say("a", 0, 128)
+	want(128, RanksOf{128, []int32{0, 1}})
+}
+
+// Dead engines outnumber the live one, and then that one dies as well: nothing speaks for the size of the dead of before.
+func TestTheLastVotesHoldWhileNoEngineIsConnected(t *testing.T) {
+	changes := 0
+	s := New(func() { changes++ })
+	for i, feed := range []string{"a", "b", "c"} {
+		s.EngineConnected(feed, true)
+		s.EngineSays(feed, int32(i), []int{16, 128, 128}[i])
+	}
+	want := func(tokens, times int) {
+		t.Helper()
+		if s.Tokens() != tokens || changes != times {
+			t.Errorf("%d after %d changes, want %d, %d", s.Tokens(), changes, tokens, times)
+		}
+	}
+	want(128, 1)
+	s.EngineConnected("b", false)
+	want(128, 1) // a tie
+	s.EngineConnected("c", false)
+	want(16, 2)
+	s.EngineConnected("a", false)
+	want(16, 2)
+	s.EngineConnected("d", true) // it has not said anything yet
+	want(16, 2)
+	s.EngineConnected("d", false)
+	s.Forget("a") // now the votes of the others are the last that are known
+	want(128, 3)
+	s.EngineConnected("e", true)
+	s.EngineSays("e", 4, 64)
+	want(64, 4)
+	s.Forget("b")
+	s.Forget("c")
+	s.Forget("e")
+	want(64, 4)
+	if st := s.Status("m"); len(st.Engines) > 0 || len(s.engines) != 1 { // d
+		t.Errorf("%+v of %v", st, s.engines)
+	}
+}

@@ -13,7 +13,7 @@ type Status struct {
 	Tokens int    `json:"tokens"`
 	// From says where Tokens comes from.
 	From Origin `json:"from"`
-	// Engines are the sizes that engines' events have, Stores those of namespaces; by size.
+	// Engines are the sizes that engines' events have, of engines whose word counts; Stores those of namespaces. By size.
 	Engines []RanksOf      `json:"engines,omitempty"`
 	Stores  []NamespacesOf `json:"stores,omitempty"`
 }
@@ -37,7 +37,9 @@ func (s *Size) Status(model string) Status {
 	st := Status{Model: model, Tokens: s.Tokens(), From: s.origin}
 	ranks := make(map[int][]int32)
 	for _, e := range s.engines {
-		ranks[e.tokens] = append(ranks[e.tokens], e.rank)
+		if e.counts {
+			ranks[e.tokens] = append(ranks[e.tokens], e.rank)
+		}
 	}
 	for tokens, list := range ranks {
 		slices.Sort(list)

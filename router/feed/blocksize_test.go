@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -38,8 +39,10 @@ func TestARankFollowsTheSizeThatOthersHaveLearnt(t *testing.T) {
 	x := newMemIndex()
 	f := follow(t, o, x)
 	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
-	o.BlockSize.EngineSays("b", 8, 2*testBlockSize)
-	o.BlockSize.EngineSays("c", 9, 2*testBlockSize)
+	for i, other := range []string{"b", "c"} {
+		o.BlockSize.EngineConnected(other, true)
+		o.BlockSize.EngineSays(other, int32(8+i), 2*testBlockSize)
+	}
 	wait.For(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
 	wantKeys(t, x, 1)
 	o.BlockSize.Forget("b")
@@ -98,4 +101,67 @@ func TestAStoreIsReadAgainForAnotherBlockSize(t *testing.T) {
 			t.Errorf("%+v, %q", st, s.queries)
 		}
 	})
+}
+
+// A connection that is lost for a moment must not have all feeds of the model begin again.
+func TestAnEngineThatIsAwayForAMomentKeepsItsVote(t *testing.T) {
+	one, two := startProcess(t, listen(t)), startProcess(t, listen(t))
+	size := blocksize.New(nil)
+	start := func(p *process, rank int32) *Rank {
+		o := (&ownEngine{pub: p.pub}).options()
+		o.BlockSize, o.ID, o.VoteGrace = size, rank, time.Hour
+		return follow(t, o, newMemIndex())
+	}
+	a, b := start(one, 0), start(two, 1)
+	one.first(a, storedEvent(0, []uint64{1}))
+	two.first(b, storedEvent(0, []uint64{1}))
+	two.stop()
+	wait.For(t, "the loss of b", func() bool { return b.Stats().Error != "" })
+	if st := size.Status("m"); len(st.Engines) != 1 || len(st.Engines[0].Ranks) != 2 {
+		t.Errorf("%+v", st)
+	}
+	two.again()
+	wait.For(t, "another connection", func() bool { return b.Stats().Connects == 2 })
+	if st := size.Status("m"); len(st.Engines) != 1 || len(st.Engines[0].Ranks) != 2 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// The size is that of the engines that are there: the vote of a dead one does not count, and does again when it is back.
+func TestADeadEnginesBlockSizeDoesNotCount(t *testing.T) {
+	one, two := startProcess(t, listen(t)), startProcess(t, listen(t))
+	size := blocksize.New(nil)
+	start := func(p *process, rank int32) *Rank {
+		o := (&ownEngine{pub: p.pub}).options()
+		o.BlockSize, o.ID = size, rank
+		return follow(t, o, newMemIndex())
+	}
+	a, b := start(one, 0), start(two, 1)
+	one.first(a, storedEvent(0, []uint64{1}))
+	two.first(b, storedEvent(0, []uint64{1}))
+	two.stop()
+	wait.For(t, "the loss of b", func() bool { return !b.Stats().Connected })
+	two = two.again()
+	doubled := eventMap("BlockStored", field("block_hashes", []uint64{7}), field("token_ids", append(tokensOf(1), tokensOf(2)...)), field("block_size", 2*testBlockSize))
+	wait.For(t, "b's new size", func() bool {
+		two.pub.Publish([]byte("kv"), seqFrame(0), eventBatch(doubled))
+		return len(size.Status("m").Engines) == 2
+	})
+	if size.Tokens() != testBlockSize { // a tie
+		t.Error(size.Tokens())
+	}
+	one.stop()
+	wait.For(t, "b's size", func() bool { return size.Tokens() == 2*testBlockSize && len(size.Status("m").Engines) == 1 })
+	one = one.again()
+	wait.For(t, "a's vote", func() bool { return len(size.Status("m").Engines) == 2 })
+	if size.Tokens() != 2*testBlockSize {
+		t.Error(size.Tokens())
+	}
+	two.stop()
+	wait.For(t, "a's size", func() bool { return size.Tokens() == testBlockSize })
+	one.stop()
+	wait.For(t, "the loss of both", func() bool { return !a.Stats().Connected && !b.Stats().Connected })
+	if size.Tokens() != testBlockSize {
+		t.Error(size.Tokens())
+	}
 }

@@ -30,8 +30,10 @@ type Rank struct {
 	progress progress
 	repair   repair
 	// refused is why the rank's events cannot be used, nil if they can.
-	refused     error
-	logged      bool // that there is no connection
+	refused error
+	logged  bool // that there is no connection
+	// lostAt is when the connection was lost, zero while there is one and once the block size was told.
+	lostAt      time.Time
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
 	orphans uint64
@@ -109,6 +111,8 @@ func (f *Rank) item(ctx context.Context, i item) {
 func (f *Rank) connected(ctx context.Context) {
 	f.log.Info("connected to the engine's KV events")
 	f.stats.Connected, f.stats.Error = true, ""
+	f.lostAt = time.Time{}
+	f.opts.BlockSize.EngineConnected(f, true)
 	f.progress.connected()
 	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try
 	if !f.recover(ctx, "") && f.progress.doubted {
@@ -127,6 +131,9 @@ func (f *Rank) disconnected(err error) {
 		f.log.Warn("the engine's KV events cannot be reached; trying again until they are there", "error", err)
 	}
 	f.logged = true
+	if f.stats.Connected {
+		f.lostAt = time.Now()
+	}
 	f.stats.Connected, f.stats.Error = false, err.Error()
 }
 
@@ -231,6 +238,10 @@ func (f *Rank) resync(why string) {
 
 // settle does what is left to do between two items.
 func (f *Rank) settle(ctx context.Context) {
+	if !f.lostAt.IsZero() && time.Since(f.lostAt) >= f.opts.VoteGrace {
+		f.lostAt = time.Time{}
+		f.opts.BlockSize.EngineConnected(f, false)
+	}
 	f.resize(ctx)
 	if n := f.ingest.orphans - f.orphans; f.repair.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
 		f.repair.why = fmt.Errorf("%d events with unknown parents", n)

@@ -65,7 +65,7 @@ func (e *ownEngine) publish(events ...[]byte) (seq int64) {
 func (e *ownEngine) options() RankOptions {
 	o := RankOptions{
 		Endpoint: endpointOf(e.pub.Addr()), Holder: 1, BlockSize: blocksize.Of(testBlockSize),
-		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, VoteGrace: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if e.replay != nil {
 		o.ReplayEndpoint = endpointOf(e.replay.Addr())

@@ -45,6 +45,9 @@ type RankOptions struct {
 	// RecoverInterval is the shortest time between two replays, which cost the engine time. Default 1 s.
 	// Rebuilds for bad events back off from there to [maxRebuildInterval].
 	RecoverInterval time.Duration
+	// VoteGrace is how long after its connection is lost the engine's word on the block size still counts among engines that
+	// differ. Default 10 s: another size costs a replay of every rank, which a moment without a connection is not worth.
+	VoteGrace time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
@@ -57,6 +60,7 @@ func (o *RankOptions) EnsureDefaults() {
 	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
 	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
 	o.RecoverInterval = cmp.Or(o.RecoverInterval, time.Second)
+	o.VoteGrace = cmp.Or(o.VoteGrace, 10*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
@@ -65,7 +69,7 @@ func (o *RankOptions) Validate() error {
 	switch {
 	case o.QueueBatches < 1 || o.QueueBatches > 1<<20 || o.QueueBytes < 1 || o.UnknownParentsMax < 1:
 		return errors.New("feed: queue bounds must be positive, at most 1 Mi batches")
-	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0:
+	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0 || o.VoteGrace < 0:
 		return errors.New("feed: intervals must not be negative, ReconnectMax not less than ReconnectMin")
 	}
 	if _, _, err := o.endpoints(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -26,6 +27,7 @@ type attempt struct {
 	w        http.ResponseWriter
 	r        *http.Request
 	in       *incoming
+	span     *spans.Route // nil if there is none
 	began    time.Time
 	decision route.Decision
 
@@ -62,6 +64,10 @@ func refuses(status int) bool {
 func (a *attempt) run() (done bool) {
 	d, o := &a.decision, &a.proxy.opts
 	defer o.Router.Finish(d.Handle)
+	a.span.Placed(spans.Placement{
+		Rank: d.Rank, Reason: string(d.Reason), PromptTokens: d.PromptTokens,
+		GPUTokens: d.UseTokens - d.LoadDisk - d.LoadObject, DiskTokens: d.LoadDisk, ObjectTokens: d.LoadObject,
+	})
 	ctx, cancel := context.WithCancelCause(a.r.Context())
 	defer cancel(nil)
 	timer := time.AfterFunc(o.FirstByteTimeout, func() { cancel(errFirstByte) })
@@ -114,13 +120,14 @@ func (a *attempt) send(ctx context.Context) (*http.Response, error) {
 	}
 	req.URL.RawQuery = a.r.URL.RawQuery // unchanged: nothing that a client sends may look like a rank's failure
 	req.Header = a.proxy.toEngine(a.r, a.in, &a.decision)
+	a.span.Inject(req.Header)
 	return a.proxy.opts.Transport.RoundTrip(req)
 }
 
 // failed notes that the rank gave no answer. It reports whether that is because the client has gone.
 func (a *attempt) failed(ctx context.Context, err error) (done bool) {
 	if a.r.Context().Err() != nil {
-		a.proxy.counts.left.Add(1)
+		a.proxy.ended(a.span, endedLeft, 0, "")
 		return true
 	}
 	late := errors.Is(context.Cause(ctx), errFirstByte)
@@ -159,7 +166,7 @@ func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *
 		if n > 0 {
 			_ = control.SetWriteDeadline(time.Now().Add(o.IdleTimeout)) // not all writers have one
 			if _, werr := a.w.Write(buf[:n]); werr != nil || control.Flush() != nil {
-				a.proxy.counts.left.Add(1)
+				a.proxy.ended(a.span, endedLeft, resp.StatusCode, "")
 				return
 			}
 			// An event of a stream is about a token.
@@ -180,19 +187,19 @@ func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *
 
 // finish counts how the answer ended. An answer that broke off must not look complete.
 func (a *attempt) finish(resp *http.Response, err error, ok bool) {
-	c := &a.proxy.counts
+	end := func(o outcome, why string) { a.proxy.ended(a.span, o, resp.StatusCode, why) }
 	switch {
 	case errors.Is(err, io.EOF) && ok:
-		c.ok.Add(1)
+		end(endedOK, "")
 		a.proxy.opts.Observer.Answered(a.in.Model, time.Since(a.began))
 	case errors.Is(err, io.EOF) && resp.StatusCode < http.StatusInternalServerError:
-		c.client.Add(1)
+		end(endedClientError, "")
 	case errors.Is(err, io.EOF):
-		c.failed.Add(1)
+		end(endedFailed, "the rank answered "+resp.Status)
 	case a.r.Context().Err() != nil:
-		c.left.Add(1)
+		end(endedLeft, "")
 	default:
-		c.broken.Add(1)
+		end(endedBroken, err.Error())
 		a.proxy.opts.Logger.Warn("a rank broke off its answer", "rank", a.decision.Rank, "error", err)
 		a.proxy.opts.Failed(a.decision.Rank, err)
 		if a.in.stream {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -48,6 +49,8 @@ type Options struct {
 	Check func(ctx context.Context, rank int32) error
 	// Observer, if not nil, is told how long answers took.
 	Observer Observer
+	// Spans makes the spans of requests; nil makes none.
+	Spans *spans.Router
 	// MaxTries is how many ranks are tried for one request. Default 3.
 	MaxTries int
 	// FirstByteTimeout is how long a rank may take until the first byte of its answer, waiting and

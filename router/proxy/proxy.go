@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/router/front"
@@ -15,13 +14,6 @@ type Proxy struct {
 	opts    Options
 	buffers sync.Pool
 	counts  counts
-}
-
-// counts count how requests ended, and what was tried for them.
-type counts struct {
-	ok, client, refused, failed, broken, left atomic.Uint64
-	tries, untokenized, others                atomic.Uint64
-	inFlight                                  atomic.Int64
 }
 
 // Stats are what a proxy has done, with their names in JSON and as metrics. A request ends in one of the first
@@ -59,8 +51,9 @@ func New(o Options) (*Proxy, error) {
 func (p *Proxy) Stats() Stats {
 	c := &p.counts
 	return Stats{
-		OK: c.ok.Load(), ClientErrors: c.client.Load(), Refused: c.refused.Load(), Failed: c.failed.Load(), Broken: c.broken.Load(),
-		Left: c.left.Load(), Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), Others: c.others.Load(), InFlight: c.inFlight.Load(),
+		OK: c.ended[endedOK].Load(), ClientErrors: c.ended[endedClientError].Load(), Refused: c.ended[endedRefused].Load(),
+		Failed: c.ended[endedFailed].Load(), Broken: c.ended[endedBroken].Load(), Left: c.ended[endedLeft].Load(),
+		Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), Others: c.others.Load(), InFlight: c.inFlight.Load(),
 	}
 }
 
@@ -72,22 +65,27 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, read func(http.R
 	began := time.Now()
 	p.counts.inFlight.Add(1)
 	defer p.counts.inFlight.Add(-1)
+	span := p.opts.Spans.Begin(r.Header)
+	defer span.End()
 	in, err := read(w, r)
 	if err != nil {
-		p.counts.client.Add(1)
-		front.ErrorOf(err).Write(w)
+		e := front.ErrorOf(err)
+		p.ended(span, endedClientError, e.Status, "")
+		e.Write(w)
 		return
 	}
-	a := attempt{proxy: p, w: w, r: r, in: in, began: began}
+	span.Model(in.Model)
+	a := attempt{proxy: p, w: w, r: r, in: in, span: span, began: began}
 	for try := range p.opts.MaxTries {
 		if try > 0 {
 			p.counts.tries.Add(1)
 		}
 		if err := p.opts.Router.Route(r.Context(), &in.Request.Request, &a.decision); err != nil {
-			p.unrouted(w, r, err)
+			p.unrouted(&a, err)
 			return
 		}
 		if !a.decision.Placed() {
+			span.Unplaced(string(a.decision.Reason))
 			break
 		}
 		if a.run() {
@@ -99,37 +97,42 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, read func(http.R
 }
 
 // unrouted answers a request that the router does not take.
-func (p *Proxy) unrouted(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
-		p.counts.left.Add(1)
+func (p *Proxy) unrouted(a *attempt, err error) {
+	if a.r.Context().Err() != nil {
+		p.ended(a.span, endedLeft, 0, "")
 		return
 	}
 	e := front.ErrorOf(err)
 	if e.Status < http.StatusInternalServerError {
-		p.counts.client.Add(1)
+		p.ended(a.span, endedClientError, e.Status, "")
 	} else {
-		p.counts.refused.Add(1)
+		p.ended(a.span, endedRefused, e.Status, e.Message)
 	}
-	e.Write(w)
+	e.Write(a.w)
 }
 
 // giveUp answers a request that no rank answered: with the last rank's own refusal if it gave one.
 func (p *Proxy) giveUp(a *attempt) {
 	switch {
 	case a.refusal != nil:
-		p.counts.failed.Add(1)
+		p.ended(a.span, endedFailed, a.refusal.status, "the last rank tried refused the request")
 		toClient(a.w.Header(), a.refusal.header, a.in, &a.refusal.decision)
 		a.w.Header().Del("Content-Length") // not all of it may be there
 		a.w.WriteHeader(a.refusal.status)
 		_, _ = a.w.Write(a.refusal.body) // the client has gone
 	case a.last != nil:
-		p.counts.failed.Add(1)
-		(&front.Error{
+		e := front.Error{
 			Status: http.StatusBadGateway, Code: "upstream_failed",
 			Message: fmt.Sprintf("every rank tried failed (%d), the last one: %v", len(a.in.Exclude), a.last),
-		}).Write(a.w)
+		}
+		p.ended(a.span, endedFailed, e.Status, e.Message)
+		e.Write(a.w)
 	default:
-		p.counts.refused.Add(1)
-		front.Refusal(&a.decision.Decision).Write(a.w)
+		e, why := front.Refusal(&a.decision.Decision), ""
+		if e.Status >= http.StatusInternalServerError {
+			why = e.Message
+		}
+		p.ended(a.span, endedRefused, e.Status, why)
+		e.Write(a.w)
 	}
 }

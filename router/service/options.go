@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/proxy"
@@ -48,6 +49,8 @@ type Options struct {
 	DrainTimeout, DrainDelay time.Duration
 	// RankMetrics adds a series for each rank to the metrics.
 	RankMetrics bool
+	// Spans, if set, says where traces of forwarded requests are sent. Its logger, service and instance are set here.
+	Spans *spans.Options
 	// Version is shown in /v1/status.
 	Version string
 	// Ready, if set, is called with the address once it is listened on.

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/policy"
@@ -29,6 +31,7 @@ type server struct {
 	times    *observe.Requests
 	found    *discover.Discovery
 	proxy    *proxy.Proxy
+	spans    *spans.Tracer // nil if no traces are sent
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
 	checks   *checker
@@ -49,6 +52,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	defer s.spans.Close() // last: what the stop ends has spans too
 	defer s.router.Close()
 	ranks := slices.Clone(o.Ranks)
 	if without := o.Discovery.Localize(ranks); o.Discovery.Node != "" && len(without) > 0 {
@@ -96,17 +100,37 @@ func newServer(o *Options) (*server, error) {
 		router.Close()
 		return nil, err
 	}
+	if s.spans, err = openSpans(o); err != nil {
+		router.Close()
+		return nil, err
+	}
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check, Observer: s.times,
+		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check, Observer: s.times, Spans: s.spans.Router(o.Policy.Name),
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: transport, Logger: o.Logger,
 	})
 	if err != nil {
+		s.spans.Close()
 		router.Close()
 		return nil, err
 	}
 	s.history = newHistory(s)
 	return s, nil
+}
+
+// openSpans returns what sends traces, nil if none are to be sent.
+func openSpans(o *Options) (*spans.Tracer, error) {
+	if o.Spans == nil {
+		return nil, nil
+	}
+	so := *o.Spans
+	so.Logger, so.Service, so.Instance = o.Logger, "kvconn-router", rand.Text()
+	t, err := spans.New(so)
+	if err != nil {
+		return nil, fmt.Errorf("send traces: %w", err)
+	}
+	o.Logger.Info("traces of requests are sent", "url", so.URL, "ratio", so.Ratio)
+	return t, nil
 }
 
 // check asks a rank whether it is well.

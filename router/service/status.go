@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/observe"
+	"github.com/kvconn/kvconn/internal/spans"
 	"github.com/kvconn/kvconn/router/discover"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/proxy"
@@ -98,6 +99,8 @@ type Status struct {
 	// Index are the prefix index's figures, Proxy those of the completions forwarded.
 	Index IndexStatus `json:"index" metric:"index_"`
 	Proxy proxy.Stats `json:"proxy" metric:""`
+	// Spans is nil if no traces are sent.
+	Spans *spans.Stats `json:"spans,omitempty" metric:"spans_"`
 	// EventFeeds and StoreFeeds count the feeds of engines and stores.
 	EventFeeds map[feed.State]int `json:"-" metric:"event_feeds" label:"state" help:"Feeds of engines' KV events, by state."`
 	StoreFeeds map[feed.State]int `json:"-" metric:"residency_feeds" label:"state" help:"Feeds of what stores hold, by state."`
@@ -133,7 +136,7 @@ func (s *server) status() *Status {
 	return &Status{
 		RankReady: ready,
 		Version:   s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
-		Draining: s.draining.Load(), Health: health(&st, &found), Stats: st, Discovery: found, Proxy: s.proxy.Stats(),
+		Draining: s.draining.Load(), Health: health(&st, &found), Stats: st, Discovery: found, Proxy: s.proxy.Stats(), Spans: s.spans.Stats(),
 		Index: IndexStatus{
 			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
 			EvictedBlocks: st.Index.EvictedBlocks, Predicted: st.Index.Predicted,

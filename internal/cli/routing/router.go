@@ -104,6 +104,12 @@ func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout, DrainDelay: c.DrainDelay,
 		RankMetrics: c.RankMetrics,
 	}
+	if o.Spans, err = settings.SpansOptions((*config.OTLP)(&c.RouterOTLP)); err != nil {
+		return service.Options{}, err
+	}
+	if o.Spans != nil {
+		o.Spans.Version = version.Number()
+	}
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1
 	}

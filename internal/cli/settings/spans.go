@@ -5,8 +5,8 @@ import (
 	"github.com/kvconn/kvconn/internal/spans"
 )
 
-// SpansOptions are the settings of traces; nil if there are to be none.
-func SpansOptions(s *config.Serve) (*spans.Options, error) {
+// SpansOptions are the settings of traces, a daemon's or a router's; nil if there are to be none.
+func SpansOptions(s *config.OTLP) (*spans.Options, error) {
 	url, err := s.TracesURL()
 	if err != nil || url == "" {
 		return nil, err
