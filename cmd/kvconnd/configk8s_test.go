@@ -35,7 +35,7 @@ spec:
       volumes:
         - name: kvconn
           persistentVolumeClaim:
-            claimName: cache-kvconn-run
+            claimName: kvconn.cache-kvconn-run
 `
 
 func TestConfigK8sPrintsAPatch(t *testing.T) {
@@ -89,8 +89,14 @@ func TestConfigK8sFollowsItsFlags(t *testing.T) {
 		pod.Volumes[0].HostPath["path"] != "/srv/run" || pod.Volumes[1].EmptyDir["sizeLimit"] != "3072Mi" {
 		t.Errorf("%+v", pod)
 	}
-	if _, out, _ := kvconnd("config", "k8s", "--release", "kvconn", "--", "serve"); !strings.Contains(out, "claimName: kvconn-run\n") {
-		t.Errorf("claim of the release kvconn:\n%s", out)
+	for want, flags := range map[string][]string{
+		"kvconn.kvconn-run":      {"--release", "kvconn"},
+		"infra.cache-kvconn-run": {"--release-namespace", "infra", "--namespace", "inference"},
+		"cache-kvconn-run":       {"--release-namespace", "infra", "--namespace", "infra"},
+	} {
+		if _, out, _ := kvconnd(append(append([]string{"config", "k8s"}, flags...), "--", "serve")...); !strings.Contains(out, "claimName: "+want+"\n") {
+			t.Errorf("%q: the claim is not %s:\n%s", flags, want, out)
+		}
 	}
 }
 
@@ -101,6 +107,7 @@ func TestConfigK8sRefusesWhatCannotWork(t *testing.T) {
 		"no name":           {"--name", "A b", "--", "serve"},
 		"folder of its own": {"--socket", "/s", "--", "serve"},
 		"--host-path":       {"--host-path", "x", "--", "serve"},
+		"unknown flag":      {"--releese", "x", "--", "serve"},
 		"need --tier":       {"--canonical", "--", "serve"},
 		"must be positive":  {"--group=-1", "--", "serve"},
 	} {

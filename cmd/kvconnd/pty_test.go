@@ -122,7 +122,7 @@ func TestTopFillsTheTerminalAndLeavesItAsItWas(t *testing.T) {
 // Where nobody can press a key there is one look, for a script or a file.
 func TestTopWithoutATerminalIsOneLook(t *testing.T) {
 	addr := serveStatus(t, func() {}, exampleStatus(10))
-	status, out, errs := kvconnd("top", "--http", addr)
+	status, out, errs := kvconnd("top", "--http", addr, "--dir", t.TempDir()) // the address wins
 	if status != 0 || !strings.Contains(out, "kvconnd/1.2.3") || strings.Contains(out, "\x1b") || !strings.Contains(errs, "needs a terminal") {
 		t.Errorf("status %d, %q\n%s", status, errs, out)
 	}

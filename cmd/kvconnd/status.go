@@ -16,8 +16,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/target"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
-	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/locate"
 	"github.com/kvconn/kvconn/internal/routerstatus"
@@ -28,14 +28,10 @@ import (
 const minWatchInterval = 100 * time.Millisecond
 
 type statusCmd struct {
-	Config    settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
-	HTTP      string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"The daemon's HTTP address or URL. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
-	Dir       string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
-	HTTPToken string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
-	Token     string        `name:"token" env:"KVCONN_ROUTER_TOKEN" placeholder:"TOKEN" help:"The token of a router that --http names. Set it in the environment: a command line can be seen by others."`
-	Watch     bool          `name:"watch" short:"w" help:"Show the status again and again, with rates, until interrupted."`
-	Interval  time.Duration `name:"interval" default:"2s" help:"Time between two looks of --watch (default 2s)."`
-	JSON      bool          `name:"json" help:"Print the whole status as JSON, with --watch one line each."`
+	target.DaemonOrRouter
+	Watch    bool          `name:"watch" short:"w" help:"Show the status again and again, with rates, until interrupted."`
+	Interval time.Duration `name:"interval" default:"2s" help:"Time between two looks of --watch (default 2s)."`
+	JSON     bool          `name:"json" help:"Print the whole status as JSON, with --watch one line each."`
 }
 
 // Help is shown below the command's summary.
@@ -54,10 +50,7 @@ func (c *statusCmd) Validate() error {
 
 // Run asks the daemon and prints its answer.
 func (c *statusCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
-	at := locate.Settings{HTTP: c.HTTP, Dir: c.Dir, Token: c.HTTPToken}
-	if resolver.Source(command, "http").Kind == config.FromFlag { // it wins over a directory
-		at.Dir = ""
-	}
+	at := c.At(command, resolver)
 	if c.Watch {
 		return c.watch(ctx, at, std.Out)
 	}

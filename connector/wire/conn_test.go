@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 // pair is two connected sockets, one of them wrapped.
@@ -71,12 +72,7 @@ func TestDescriptorsTravelWithTheirFrame(t *testing.T) {
 	names := []string{"one", "two", "three"}
 	var files []*os.File
 	for _, name := range names {
-		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := os.NewFile(uintptr(fd), name)
-		defer func() { _ = f.Close() }()
+		f := memfd.New(t, 0)
 		if _, err := f.WriteString(name); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/region"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 const benchRunBytes = 256
@@ -51,16 +52,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("host/runs=%d", runs), func(b *testing.B) {
 			r := newRig(b, nil)
-			fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-			if err != nil {
-				b.Fatal(err)
-			}
-			f := os.NewFile(uintptr(fd), "kv")
-			defer func() { _ = f.Close() }()
-			if err := f.Truncate(4 << 20); err != nil {
-				b.Fatal(err)
-			}
-			benchCopies(b, r, r.open([]*os.File{f}), runs, 0)
+			benchCopies(b, r, r.open([]*os.File{memfd.New(b, 4<<20)}), runs, 0)
 		})
 	}
 }

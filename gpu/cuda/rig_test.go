@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 const testArenaBytes = 8 << 20
@@ -41,15 +42,8 @@ func newRigOf(t testing.TB, arenaBytes int, change func(*Options), env ...string
 	if err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.MemfdCreate("arena", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "arena")
-	if err := f.Truncate(int64(arenaBytes)); err != nil {
-		t.Fatal(err)
-	}
-	mem, err := unix.Mmap(fd, 0, arenaBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	f := memfd.New(t, int64(arenaBytes))
+	mem, err := unix.Mmap(int(f.Fd()), 0, arenaBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +56,6 @@ func newRigOf(t testing.TB, arenaBytes int, change func(*Options), env ...string
 			t.Error(err)
 		}
 		_ = unix.Munmap(mem)
-		_ = f.Close()
 	})
 	return &rig{Driver: d, t: t, arena: mem}
 }

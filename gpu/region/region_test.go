@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 func good(k Kind) *Description {
@@ -104,12 +105,7 @@ func TestWhatCannotBeIsRefused(t *testing.T) {
 }
 
 func TestMemoryIsNoDescription(t *testing.T) {
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	defer func() { _ = f.Close() }()
+	f := memfd.Sealable(t, 0)
 	if _, err := f.WriteString("{}"); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 // pair is both sides of a ring, each with a mapping of its own.
@@ -139,11 +141,7 @@ func TestACountBeyondTheBoundIsCut(t *testing.T) {
 func TestAFileOfAnotherSizeIsNoRing(t *testing.T) {
 	var files [3]*os.File
 	for i := range files {
-		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[i] = os.NewFile(uintptr(fd), "x")
+		files[i] = memfd.New(t, 0)
 	}
 	if _, err := Open(files); err == nil {
 		t.Error("it was opened")

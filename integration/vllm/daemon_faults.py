@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from completions import LONG, SHORT, complete, complete_all, prompt
 from processes import Engine
-from small_disk import SMALL_STORE, SmallDisk, again_until
+from small_disk import filled_up
 
 if TYPE_CHECKING:
     from e2e import Main
@@ -137,34 +137,15 @@ def replaced(main: Main, plain: Engine, engine: Engine) -> None:
 
 
 def disk_full(main: Main, engine: Engine) -> None:
-    """Others fill the disk: saves are dropped, and come back once there is room, without a restart."""
-    disk = SmallDisk(main.work / "small-disk")
-    if not disk.mount():
-        main.report.say("      a full disk needs root, for a file system of its own, and is skipped")
-        return
+    """Others fill the disk."""
     rows = main.rows[:4]
-    prompts = [r.tokens for r in rows]
-    main.daemon.terminate()
-    store, main.daemon.store = main.daemon.store, disk.at / "store"
-    main.daemon.start(max_bytes=SMALL_STORE, settings=("--prefill-tokens-per-s", "1", "--min-free", "0"))
-    main.daemon.wait_for_engine()
-    asked = "disk full"
 
-    def ask() -> None:
+    def ask(what: str) -> None:
         engine.reset_prefix_cache()
-        main.identical(f"{asked}: identical", complete_all(engine.port, prompts), rows)
+        main.identical(f"{what}: identical", complete_all(engine.port, [r.tokens for r in rows]), rows)
         main.daemon.wait_for_writes()
 
-    disk.fill()
-    told = again_until(ask, lambda: main.daemon.metric("kvconn_dropped_blocks_total") > 0 and not main.daemon.healthy())
-    main.report.check("disk full: saves are dropped, and health says so", told)
-    disk.free()
-    asked = "disk with room again"
-    main.report.check("disk with room again: health says so", again_until(ask, main.daemon.healthy))
-    ask()
-    main.after_its_return(engine, "disk full", "with room again")
-    main.report.equal("kvconnd on the small disk stops in order", main.daemon.terminate(), 0)
-    disk.unmount()
-    main.daemon.store = store
-    main.daemon.start()
-    main.daemon.wait_for_engine()
+    def cached() -> None:
+        main.after_its_return(engine, "disk full", "with room again")
+
+    filled_up(main.daemon, main.report, main.work / "small-disk", ask, cached)

@@ -7,23 +7,17 @@ import contextlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from processes import Daemon
+    from report import Report
 
 _PIECES = (1 << 20, 4096)
 _SIZE_MIB = 192
-SMALL_STORE = "128MiB"
+_STORE = "128MiB"
 """The size of a store that fits."""
-
-
 _TIMES = 10
-
-
-def again_until(ask: Callable[[], object], condition: Callable[[], bool]) -> bool:
-    """Make requests again and again until a condition holds. Returns whether it does."""
-    for _ in range(_TIMES):
-        ask()
-        if condition():
-            return True
-    return False
 
 
 class SmallDisk:
@@ -60,3 +54,51 @@ class SmallDisk:
         if self._mounted:
             self._mounted = False
             subprocess.run(["umount", "--lazy", str(self.at)], capture_output=True, check=False)
+
+
+def filled_up(
+    daemon: Daemon,
+    report: Report,
+    at: Path,
+    ask: Callable[[str], object],
+    cached: Callable[[], object],
+    whose: str = "",
+) -> None:
+    """Others fill a daemon's disk: saves are dropped, and come back once there is room, without a restart.
+
+    The engine stays, and the daemon is on a small disk for that time. `ask` is told what its checks are about, has the
+    engine answer without its own caches, and waits for writes; `cached` checks that the cache has the answers. What is
+    reported begins with `whose`.
+    """
+    disk = SmallDisk(at)
+    if not disk.mount():
+        report.say("      a full disk needs root, for a file system of its own, and is skipped")
+        return
+    daemon.terminate()
+    store, daemon.store = daemon.store, disk.at / "store"
+    daemon.start(max_bytes=_STORE, settings=("--prefill-tokens-per-s", "1", "--min-free", "0"))
+    daemon.wait_for_engine()
+    disk.fill()
+    told = _until(
+        lambda: daemon.metric("kvconn_dropped_blocks_total") > 0 and not daemon.healthy(), lambda: ask("disk full")
+    )
+    report.check(f"{whose}disk full: saves are dropped, and health says so", told)
+    disk.free()
+    told = _until(daemon.healthy, lambda: ask("disk with room again"))
+    report.check(f"{whose}disk with room again: health says so", told)
+    ask("disk with room again")  # saves what was not saved yet
+    cached()
+    report.equal(f"{whose}kvconnd on the small disk stops in order", daemon.terminate(), 0)
+    disk.unmount()
+    daemon.store = store
+    daemon.start()
+    daemon.wait_for_engine()
+
+
+def _until(condition: Callable[[], bool], ask: Callable[[], object]) -> bool:
+    """Make requests again and again until a condition holds. Returns whether it does."""
+    for _ in range(_TIMES):
+        ask()
+        if condition():
+            return True
+    return False

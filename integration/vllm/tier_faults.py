@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from completions import complete_all, prompt
 from processes import Engine
-from small_disk import SMALL_STORE, SmallDisk, again_until
+from small_disk import filled_up
 
 if TYPE_CHECKING:
     from tier_stage import Tier
@@ -53,35 +53,17 @@ def upgraded(tier: Tier, engine: Engine, empty: Callable[[], None]) -> None:
 
 
 def disk_full(tier: Tier, engine: Engine, empty: Callable[[], None]) -> None:
-    """Others fill the disk: saves are dropped, and come back once there is room, without a restart."""
-    disk = SmallDisk(tier.place.work / "small-disk-tier")
-    if not disk.mount():
-        tier.report.say("      a full disk needs root, for a file system of its own, and is skipped")
-        return
-    tier.daemon.terminate()
-    store, tier.daemon.store = tier.daemon.store, disk.at / "store"
-    tier.daemon.start(max_bytes=SMALL_STORE, settings=("--prefill-tokens-per-s", "1", "--min-free", "0"))
-    tier.daemon.wait_for_engine()
-    asked = "disk full"
+    """Others fill the disk."""
 
-    def ask() -> None:
+    def ask(what: str) -> None:
         empty()
-        tier.identical(asked, complete_all(engine.port, tier.prompts))
+        tier.identical(what, complete_all(engine.port, tier.prompts))
         tier.daemon.wait_for_writes()
 
-    disk.fill()
-    told = again_until(ask, lambda: tier.daemon.metric("kvconn_dropped_blocks_total") > 0 and not tier.daemon.healthy())
-    tier.report.check("tier: disk full: saves are dropped, and health says so", told)
-    disk.free()
-    asked = "disk with room again"
-    tier.report.check("tier: disk with room again: health says so", again_until(ask, tier.daemon.healthy))
-    ask()  # saves what was not saved yet
-    empty()
-    answers = tier.answers(engine)
-    tier.identical("disk with room again, cached", answers)
-    tier.all_cached("disk with room again, cached", answers)
-    tier.report.equal("tier: kvconnd on the small disk stops in order", tier.daemon.terminate(), 0)
-    disk.unmount()
-    tier.daemon.store = store
-    tier.daemon.start()
-    tier.daemon.wait_for_engine()
+    def cached() -> None:
+        empty()
+        answers = tier.answers(engine)
+        tier.identical("disk with room again, cached", answers)
+        tier.all_cached("disk with room again, cached", answers)
+
+    filled_up(tier.daemon, tier.report, tier.place.work / "small-disk-tier", ask, cached, whose="tier: ")

@@ -22,7 +22,7 @@ func TestTheGuidesExamplesWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(b), -1)
-	all, patch := objects(nil), ""
+	all, claims, patch := objects(nil), objects(nil), ""
 	for _, m := range blocks {
 		if strings.HasPrefix(m[1], "spec:") {
 			patch = m[1]
@@ -30,7 +30,11 @@ func TestTheGuidesExamplesWork(t *testing.T) {
 		}
 		made := render(t, parse(t, m[1]))
 		if strings.Contains(m[1], "engineNamespaces") {
-			all = made
+			files, err := templateAs(load(t), parse(t, m[1]), "cache", "kvconn") // as the guide installs it
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, claims = made, read(t, files)
 		}
 	}
 	if len(blocks) < 3 || patch == "" || all == nil {
@@ -42,7 +46,7 @@ func TestTheGuidesExamplesWork(t *testing.T) {
 	}
 	pod := d.Spec.Template.Spec
 	claim := pod.Volumes[0].PersistentVolumeClaim
-	get[*corev1.PersistentVolumeClaim](t, all, "PersistentVolumeClaim inference/"+claim.ClaimName)
+	get[*corev1.PersistentVolumeClaim](t, claims, "PersistentVolumeClaim inference/"+claim.ClaimName)
 	daemon := daemonSet(t, all).Spec.Template.Spec
 	if !claim.ReadOnly || pod.SecurityContext.SupplementalGroups[0] != *daemon.SecurityContext.FSGroup {
 		t.Errorf("%+v", pod)

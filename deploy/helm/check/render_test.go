@@ -70,6 +70,11 @@ func kubeVersion() chartutil.KubeVersion {
 
 // template does what `helm template` does.
 func template(c *chart.Chart, v values) (map[string]string, error) {
+	return templateAs(c, v, release, namespace)
+}
+
+// templateAs is template for a release of another name or namespace.
+func templateAs(c *chart.Chart, v values, release, namespace string) (map[string]string, error) {
 	o := chartutil.ReleaseOptions{Name: release, Namespace: namespace, IsInstall: true, Revision: 1}
 	caps := chartutil.DefaultCapabilities.Copy()
 	caps.KubeVersion = kubeVersion()
@@ -118,6 +123,12 @@ func renderChart(t *testing.T, c *chart.Chart, v values) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return read(t, files)
+}
+
+// read returns the objects of rendered files.
+func read(t *testing.T, files map[string]string) objects {
+	t.Helper()
 	all, kinds := objects{}, kinds()
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		if !strings.HasSuffix(file, ".yaml") {

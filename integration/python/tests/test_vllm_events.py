@@ -15,6 +15,7 @@ from vllm.distributed.kv_events import KVEventBatch
 
 from kvconn.client import Offer, PlannedSave, SaveResult
 from kvconn.vllm import events
+from kvconn.vllm.believed import BELIEVED_S
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.metadata import Reported
 
@@ -145,15 +146,16 @@ def test_a_look_up_cut_short_takes_nothing_back(scene: Scene) -> None:
 
 def test_nobody_believes_for_long_in_what_no_look_up_finds(scene: Scene) -> None:
     scene.find(scene.request("r", 14), 12)
-    scene.now += events.BELIEVED_S / 2
+    scene.now += BELIEVED_S / 2
     scene.find(scene.request("s", 10), 8)
-    scene.now += events.BELIEVED_S / 2 + 1
+    scene.now += BELIEVED_S / 2 + 1
     (removed,) = scene.take()
     assert (removed["type"], removed["block_hashes"]) == ("BlockRemoved", hashes(2))
 
 
-def test_announcements_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announcements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_ANNOUNCED", 2)
+    scene = Scene()
     stored, removed = scene.find(scene.request("r", 14), 12)
     assert (stored["block_hashes"], removed["block_hashes"]) == (hashes(0, 1, 2), hashes(0))
 

@@ -12,7 +12,8 @@ from vllm.v1.kv_offload.base import Medium
 
 from kvconn.client import FinishedLoad, StoredPut, TierBlocks
 from kvconn.vllm import tier_shown
-from kvconn.vllm.tier_shown import BELIEVED_S, TierShown
+from kvconn.vllm.believed import BELIEVED_S
+from kvconn.vllm.tier_shown import TierShown
 
 A, B, C = (name * 36 for name in (b"a", b"b", b"c"))
 

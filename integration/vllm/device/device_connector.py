@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -93,16 +93,8 @@ class DeviceAllocation(memory.AllocationMode):
         super().__init__(lambda _: None)
         self._device = device
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Answer the one allocation."""
-        size = memory._kv_allocation_size(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if size is None else self._device.tensor(size)
+    def _allocate(self, size: int) -> torch.Tensor:
+        return self._device.tensor(size)
 
 
 class DeviceSide(WorkerSide):

@@ -14,7 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/cli/settings"
-	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/cli/target"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/locate"
@@ -34,12 +34,7 @@ type Cmd struct {
 }
 
 // where says which daemon is asked.
-type where struct {
-	Config settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
-	HTTP   string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"The daemon's HTTP address or URL. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
-	Dir    string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
-	Token  string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
-}
+type where struct{ target.Daemon }
 
 // client asks one daemon.
 type client struct {
@@ -49,11 +44,7 @@ type client struct {
 
 // find finds the daemon.
 func (w *where) find(ctx context.Context, command *kong.Context, resolver *settings.Resolver) (*client, error) {
-	at := locate.Settings{HTTP: w.HTTP, Dir: w.Dir, Token: w.Token}
-	if resolver.Source(command, "http").Kind == config.FromFlag { // it wins over a directory
-		at.Dir = ""
-	}
-	return connect(ctx, at)
+	return connect(ctx, w.At(command, resolver))
 }
 
 // connect makes sure that it is the right daemon that answers.

@@ -14,14 +14,16 @@ import (
 
 // k8sCmd is `kvconnd config k8s`.
 type k8sCmd struct {
-	Name      string   `name:"name" default:"vllm" placeholder:"NAME" help:"Name of the Deployment (default vllm)."`
-	Namespace string   `name:"namespace" placeholder:"NAME" help:"Its namespace. Default: that of kubectl."`
-	Container string   `name:"container" default:"vllm" placeholder:"NAME" help:"Its container that runs vLLM (default vllm)."`
-	Release   string   `name:"release" default:"cache" placeholder:"NAME" help:"Release of kvconn's Helm chart, whose claim has the socket's folder (default cache)."`
-	HostPath  string   `name:"host-path" placeholder:"DIR" help:"The socket's folder on the nodes, where the daemon was not installed with the chart's volumes. Default: the claim."`
-	Socket    string   `name:"socket" default:"/run/kvconn/kvconnd.sock" placeholder:"PATH" help:"The socket in the engine's container: its folder is mounted (default ${default})."`
-	Group     int64    `name:"group" default:"10473" placeholder:"GID" help:"Group that may use the socket; 0 for engines that run as root (default 10473, the chart's)."`
-	Args      []string `arg:"" optional:"" passthrough:"" name:"args" help:"The container's present args, after --."`
+	Name      string `name:"name" default:"vllm" placeholder:"NAME" help:"Name of the Deployment (default vllm)."`
+	Namespace string `name:"namespace" placeholder:"NAME" help:"Its namespace. Default: that of kubectl."`
+	Container string `name:"container" default:"vllm" placeholder:"NAME" help:"Its container that runs vLLM (default vllm)."`
+	Release   string `name:"release" default:"cache" placeholder:"NAME" help:"Release of kvconn's Helm chart, whose claim has the socket's folder (default cache)."`
+	// ReleaseNamespace is part of the claim's name in every other namespace.
+	ReleaseNamespace string   `name:"release-namespace" default:"kvconn" placeholder:"NAME" help:"Namespace of that release (default kvconn)."`
+	HostPath         string   `name:"host-path" placeholder:"DIR" help:"The socket's folder on the nodes, where the daemon was not installed with the chart's volumes. Default: the claim."`
+	Socket           string   `name:"socket" default:"/run/kvconn/kvconnd.sock" placeholder:"PATH" help:"The socket in the engine's container: its folder is mounted (default ${default})."`
+	Group            int64    `name:"group" default:"10473" placeholder:"GID" help:"Group that may use the socket; 0 for engines that run as root (default 10473, the chart's)."`
+	Args             []string `arg:"" optional:"" passthrough:"partial" name:"args" help:"The container's present args, after --."`
 	vllmSettings
 }
 
@@ -50,7 +52,7 @@ const shmRoom = 1 << 30
 // Validate reports what Kubernetes would refuse.
 func (c *k8sCmd) Validate() error {
 	name := regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
-	for flag, value := range map[string]string{"name": c.Name, "container": c.Container, "release": c.Release, "namespace": c.Namespace} {
+	for flag, value := range map[string]string{"name": c.Name, "container": c.Container, "release": c.Release, "release-namespace": c.ReleaseNamespace, "namespace": c.Namespace} {
 		if !name.MatchString(value) && (flag != "namespace" || value != "") {
 			return fmt.Errorf("--%s is %q: no name that Kubernetes takes", flag, value)
 		}
@@ -159,7 +161,7 @@ func (c *k8sCmd) patch(args []string) *k8sPatch {
 		t.Spec.Security = &k8sSecurity{Groups: []int64{c.Group}}
 	}
 	engine := k8sContainer{Name: c.Container, Args: args, Mounts: []k8sMount{{"kvconn", path.Dir(c.Socket)}}}
-	folder := k8sVolume{Name: "kvconn", Claim: map[string]string{"claimName": c.claim()}}
+	folder := k8sVolume{Name: "kvconn", Claim: map[string]string{"claimName": claimName(c.Release, c.ReleaseNamespace, c.Namespace)}}
 	if c.HostPath != "" {
 		folder.Claim, folder.HostPath = nil, map[string]string{"path": c.HostPath, "type": "Directory"}
 	}
@@ -171,12 +173,4 @@ func (c *k8sCmd) patch(args []string) *k8sPatch {
 	}
 	t.Spec.Containers = []k8sContainer{engine}
 	return p
-}
-
-// claim is the claim of the chart's release that has the socket's folder.
-func (c *k8sCmd) claim() string {
-	if strings.Contains(c.Release, "kvconn") {
-		return c.Release + "-run"
-	}
-	return c.Release + "-kvconn-run"
 }

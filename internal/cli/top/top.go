@@ -14,8 +14,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/target"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
-	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/locate"
 	"github.com/kvconn/kvconn/internal/routerstatus"
@@ -26,12 +26,8 @@ const minInterval = 100 * time.Millisecond
 
 // Cmd is `kvconnd top`.
 type Cmd struct {
-	Config    settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
-	HTTP      string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"HTTP address or URL of the daemon, or of a router. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
-	Dir       string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Show the daemon that serves this store directory, whatever its address."`
-	HTTPToken string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
-	Token     string        `name:"token" env:"KVCONN_ROUTER_TOKEN" placeholder:"TOKEN" help:"The token of a router. Set it in the environment: a command line can be seen by others."`
-	Interval  time.Duration `name:"interval" short:"i" default:"2s" help:"Time between two looks (default 2s)."`
+	target.DaemonOrRouter
+	Interval time.Duration `name:"interval" short:"i" default:"2s" help:"Time between two looks (default 2s)."`
 }
 
 // Help is shown below the command's summary.
@@ -51,10 +47,7 @@ func (c *Cmd) Validate() error {
 
 // Run shows the view until a key or a signal ends it.
 func (c *Cmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
-	at := locate.Settings{HTTP: c.HTTP, Dir: c.Dir, Token: c.HTTPToken}
-	if resolver.Source(command, "http").Kind == config.FromFlag { // it wins over a directory
-		at.Dir = ""
-	}
+	at := c.At(command, resolver)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a look that is under way
 	take := func() look { return takeLook(ctx, at, c.Token) }

@@ -21,6 +21,7 @@ import (
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
@@ -132,15 +133,7 @@ func testOptions(socket string) client.Options {
 // memory is a memfd of size bytes.
 func memory(t *testing.T, size int64, seals int) *os.File {
 	t.Helper()
-	fd, err := unix.MemfdCreate("memory", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "memory")
-	t.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	f := memfd.Sealable(t, size)
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,18 @@ import (
 // New returns a memory file of a size, which is closed when the test ends.
 func New(t testing.TB, sizeBytes int64) *os.File {
 	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
+	return create(t, sizeBytes, 0)
+}
+
+// Sealable is [New] of a file that can be sealed.
+func Sealable(t testing.TB, sizeBytes int64) *os.File {
+	t.Helper()
+	return create(t, sizeBytes, unix.MFD_ALLOW_SEALING)
+}
+
+func create(t testing.TB, sizeBytes int64, flags int) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC|flags)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,25 @@
 {{- printf "%s-router" (include "kvconn.fullname" .) -}}
 {{- end -}}
 
+{{/*
+The name of what the release has in a namespace: (list $ NAMESPACE SUFFIX). Releases of one name, each in a namespace of its own,
+may share a namespace of engines. There the name begins with the release's namespace, which a dot ends: no namespace has one.
+`kvconnd config k8s` names claims by the same rule.
+*/}}
+{{- define "kvconn.nameIn" -}}
+{{- $top := index . 0 -}}
+{{- $suffix := index . 2 -}}
+{{- $name := printf "%s-%s" (include "kvconn.fullname" $top) $suffix -}}
+{{- if ne (index . 1) $top.Release.Namespace -}}
+{{- $name = printf "%s.%s" $top.Release.Namespace $name -}}
+{{- end -}}
+{{- if gt (len $name) 63 -}}
+{{- $begin := trunc (int (sub 51 (len $suffix))) $name | trimAll "-." -}}
+{{- $name = printf "%s-%s-%s" $begin (sha256sum $name | trunc 10) $suffix -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
 {{/* What never changes of a pod: a workload's selector cannot. (list $ "daemon") */}}
 {{- define "kvconn.selector" -}}
 {{- $top := index . 0 -}}

@@ -13,6 +13,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_utils
 
 from kvconn.client import PlannedSave, SaveResult
+from kvconn.vllm.believed import Believed
 from kvconn.vllm.harmless import harmless
 
 if TYPE_CHECKING:
@@ -23,11 +24,8 @@ _ORIGIN = {"locality": "LOCAL", "ownership": "kvconn"}
 
 MAX_ANNOUNCED = 1 << 16
 """Blocks that followers believe in at one time."""
-BELIEVED_S = 600.0
-"""How long a block is believed in that no look-up has found since."""
 _PENDING_STEPS = 64
 """Steps whose saves are not reported yet. More are never under way."""
-_EXPIRED_AT_ONCE = 1024
 
 Block = tuple[int, Any]
 """A layer group, and vLLM's hash of a block."""
@@ -63,11 +61,10 @@ class Announcer:
         self._block_size = block_size
         self._shards = shards
         """The ranks that save a part of a block, of each layer group."""
-        self._clock = clock
         self._session = 0
         self._step = 0
         self._pending: OrderedDict[int, tuple[list[_Run], int]] = OrderedDict()
-        self._believed: OrderedDict[Block, float] = OrderedDict()
+        self._believed = Believed[Block](MAX_ANNOUNCED, clock)
         self._events: list[Any] = []
 
     @harmless()
@@ -76,13 +73,13 @@ class Announcer:
         if session != self._session:
             self._session = session
             self._pending.clear()
-            self._remove(list(self._believed))
+            self._remove(self._believed.everything())
 
     @harmless()
     def withdraw(self) -> None:
         """Take back everything: the engine loads nothing any more."""
         self._pending.clear()
-        self._remove(list(self._believed))
+        self._remove(self._believed.everything())
 
     @harmless(0)
     def planned(self, saves: Sequence[PlannedSave], request_of: Callable[[str], Request | None]) -> int:
@@ -123,8 +120,7 @@ class Announcer:
     @harmless(())
     def take(self) -> Iterable[Any]:
         """Return the events since the last call."""
-        if self._believed:
-            self._expire()
+        self._remove(self._believed.expired())
         if not self._events:
             return ()
         events, self._events = self._events, []
@@ -157,32 +153,16 @@ class Announcer:
     def _announce(self, run: _Run) -> None:
         """Announce a run, unless followers believe in all of it already."""
         blocks: list[Block] = [(run.group, h) for h in run.hashes]
-        new = any(block not in self._believed for block in blocks)
-        now = self._clock()
-        for block in blocks:
-            self._believed[block] = now
-            self._believed.move_to_end(block)
-        if new:
+        if self._believed.believe(blocks):
             fields = {"block_hashes": run.hashes, "medium": MEDIUM, "group_idx": run.group, **run.event, **_ORIGIN}
             self._events.append(_event(BlockStored, fields))
-        if len(self._believed) > MAX_ANNOUNCED:
-            self._remove(list(self._believed)[: len(self._believed) - MAX_ANNOUNCED])
-
-    def _expire(self) -> None:
-        end = self._clock() - BELIEVED_S
-        old: list[Block] = []
-        for block, at in self._believed.items():
-            if at > end or len(old) == _EXPIRED_AT_ONCE:
-                break
-            old.append(block)
-        self._remove(old)
+        self._remove(self._believed.too_many())
 
     def _remove(self, blocks: Sequence[Block]) -> None:
         """Take back what followers believe in."""
         gone: dict[int, list[Any]] = {}
-        for group, block_hash in blocks:
-            if self._believed.pop((group, block_hash), None) is not None:
-                gone.setdefault(group, []).append(block_hash)
+        for group, block_hash in self._believed.forget(blocks):
+            gone.setdefault(group, []).append(block_hash)
         for group, hashes in gone.items():
             fields = {"block_hashes": hashes, "medium": MEDIUM, "group_idx": group, **_ORIGIN}
             self._events.append(_event(BlockRemoved, fields))

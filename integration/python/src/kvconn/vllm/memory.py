@@ -64,12 +64,15 @@ class AllocationMode(TorchFunctionMode):
         """Answer the one allocation."""
         kwargs = kwargs or {}
         size = _kv_allocation_size(func, args, kwargs)
-        if size is None:
-            return func(*args, **kwargs)
+        tensor = None if size is None else self._allocate(size)
+        return func(*args, **kwargs) if tensor is None else tensor
+
+    def _allocate(self, size: int) -> torch.Tensor | None:
+        """Return memory of that size in bytes, None where the engine is to allocate it itself."""
         try:
             memory = SharedMemory(size)
         except (OSError, ValueError):  # register_kv_caches finds other memory and moves it
-            return func(*args, **kwargs)
+            return None
         self._allocated(memory)
         return memory.tensor
 

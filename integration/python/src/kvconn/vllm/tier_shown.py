@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from vllm.v1.kv_offload.base import Medium, OffloadingEvent
 
 from kvconn.client import FinishedLoad, StoredPut
+from kvconn.vllm.believed import Believed
 from kvconn.vllm.harmless import harmless
 from kvconn.vllm.stats import COUNTERS, LOAD_SECONDS, SECONDS
 
@@ -29,9 +29,6 @@ _FIELDS = {f.name for f in fields(OffloadingEvent)}
 
 MAX_ANNOUNCED, MAX_DESCRIBED = 1 << 16, 1 << 13
 """Chunks that followers believe in at one time; where events describe themselves vLLM keeps the tokens of each."""
-BELIEVED_S = 600.0
-"""How long a chunk is believed in that no look-up has found since."""
-_EXPIRED_AT_ONCE = 1024
 
 
 def definitions() -> dict[str, Any]:
@@ -72,11 +69,10 @@ class TierShown:
         self.shown = "figures and KV events of the tier"
         self.logger = logger
         self.announces = bool(getattr(follows, "enable_kv_cache_events", False))
-        self._most = MAX_DESCRIBED if getattr(follows, "self_describing_kv_events", False) else MAX_ANNOUNCED
+        most = MAX_DESCRIBED if getattr(follows, "self_describing_kv_events", False) else MAX_ANNOUNCED
         self._locality = locality
-        self._clock = clock
         self._session = 0
-        self._believed: OrderedDict[bytes, float] = OrderedDict()
+        self._believed = Believed[bytes](most, clock)
         self._events: list[Any] = []
         self._stats: Any = None
         self._times = 0
@@ -109,7 +105,7 @@ class TierShown:
         """Note that the daemon offers a chunk, or does not."""
         if offered:
             self._announce([key])
-        elif key in self._believed:
+        else:
             self._remove([key])
 
     @harmless()
@@ -117,12 +113,12 @@ class TierShown:
         """Note over which connection the daemon is reached. With another one nothing is certain any more."""
         if session != self._session:
             self._session = session
-            self._remove(list(self._believed))
+            self._remove(self._believed.everything())
 
     @harmless()
     def withdraw(self) -> None:
         """Take back everything: the engine loads nothing any more."""
-        self._remove(list(self._believed))
+        self._remove(self._believed.everything())
 
     @harmless()
     def take_stats(self) -> Any:
@@ -133,8 +129,7 @@ class TierShown:
     @harmless(())
     def take_events(self) -> Iterable[Any]:
         """Return the events since the last call."""
-        if self._believed:
-            self._expire()
+        self._remove(self._believed.expired())
         if not self._events:
             return ()
         events, self._events = self._events, []
@@ -148,28 +143,12 @@ class TierShown:
     def _announce(self, keys: Sequence[bytes]) -> None:
         if not self.announces:
             return
-        new = [key for key in keys if key not in self._believed]
-        now = self._clock()
-        for key in keys:
-            self._believed[key] = now
-            self._believed.move_to_end(key)
-        if new:
+        if new := self._believed.believe(keys):
             self._events.append(self._event(new, removed=False))
-        if len(self._believed) > self._most:
-            self._remove(list(self._believed)[: len(self._believed) - self._most])
-
-    def _expire(self) -> None:
-        end = self._clock() - BELIEVED_S
-        old: list[bytes] = []
-        for key, at in self._believed.items():
-            if at > end or len(old) == _EXPIRED_AT_ONCE:
-                break
-            old.append(key)
-        self._remove(old)
+        self._remove(self._believed.too_many())
 
     def _remove(self, keys: Sequence[bytes]) -> None:
-        gone = [key for key in keys if self._believed.pop(key, None) is not None]
-        if gone:
+        if gone := self._believed.forget(keys):
             self._events.append(self._event(gone, removed=True))
 
     def _event(self, keys: list[bytes], removed: bool) -> Any:
