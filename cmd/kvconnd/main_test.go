@@ -90,7 +90,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// Flags go before the environment, that before the file, that before the defaults.
+// Flags override the environment, which overrides the file, which overrides the defaults.
 func TestSettingsPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
 	text := "dir: /from-file\nsocket: /from-file.sock\nmax_bytes: 3GiB\nload_timeout: 3s\n"

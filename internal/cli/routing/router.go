@@ -32,7 +32,7 @@ import (
 
 // Cmd is `kvconnd router`.
 type Cmd struct {
-	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
+	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment override it."`
 	config.Router
 
 	// fromFile are the ranks and the discovery of the file.
