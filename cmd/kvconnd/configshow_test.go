@@ -246,3 +246,18 @@ func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
 		}
 	}
 }
+
+func TestConfigSchemaIsJSONOfTheCommandsFile(t *testing.T) {
+	for want, args := range map[string][]string{"load_timeout": nil, "max_bytes": {"serve"}, "discovery": {"router"}} {
+		status, out, errs := kvconnd(append([]string{"config", "schema"}, args...)...)
+		var schema struct {
+			Properties map[string]any `json:"properties"`
+		}
+		if err := json.Unmarshal([]byte(out), &schema); status != 0 || err != nil || schema.Properties[want] == nil {
+			t.Errorf("%q: status %d, %v, %s", args, status, err, errs)
+		}
+	}
+	if status, _, errs := kvconnd("config", "schema", "replay"); status != 2 || !strings.Contains(errs, "serve") {
+		t.Errorf("status %d, %s", status, errs)
+	}
+}

@@ -25,6 +25,7 @@ type Cmd struct {
 	VLLM   vllmCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
 	K8s    k8sCmd    `cmd:"" name:"k8s" help:"Print the patch that connects a Deployment of vLLM in Kubernetes."`
 	SGLang sglangCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
+	Schema schemaCmd `cmd:"" help:"Print the JSON Schema of a settings file, for editors."`
 }
 
 // engineSocket are the flags of commands that print what an engine needs to reach the daemon.
