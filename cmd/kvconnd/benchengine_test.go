@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -35,6 +37,16 @@ func TestBenchEngineNamesItsFigures(t *testing.T) {
 				t.Errorf("engine %d gets %q", i, got)
 			}
 		}
+	}
+	file := filepath.Join(t.TempDir(), "between")
+	if status, out, errs := kvconnd(append(args, "--between", "echo said; touch "+file)...); status != 0 || strings.Contains(out, "said") || !strings.Contains(errs, "said") || !strings.Contains(out, "--between") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+	if status, _, errs := kvconnd(append(args, "--between", "exit 5")...); status != 1 || !strings.Contains(errs, "exit status 5") {
+		t.Errorf("status %d: %s", status, errs)
 	}
 	if status, out, errs := kvconnd(args...); status != 0 || !strings.Contains(out, "128 tokens\n") || !strings.Contains(out, "pair by pair") {
 		t.Errorf("status %d: %s%s", status, out, errs)

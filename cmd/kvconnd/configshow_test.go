@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
@@ -39,11 +40,15 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 	}
 	t.Setenv("KVCONN_SOCKET", "/from-env.sock")
 	t.Setenv("KVCONN_LOG_LEVEL", "") // as good as not set
+	var defaults daemon.Options
+	defaults.EnsureDefaults()
 	got := settingsOf(t, "config", "show", "--config", file, "--max-bytes", "1GiB", "--json")
 	for key, want := range map[string]string{
 		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
 		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
-		"host_bytes": config.Bytes(hostmemory.DefaultBytes()).String() + " | default", // not 0: what it would run with
+		// Not 0: what it would run with.
+		"host_bytes": config.Bytes(hostmemory.DefaultBytes()).String() + " | default", "event_bytes": config.Bytes(defaults.EventBytes).String() + " | default",
+		"min_free": "the larger of 5% and 10GiB | default",
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
@@ -72,7 +77,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	}
 	// Missing memory would be noticed only when it is needed.
 	for _, command := range []string{"serve", "config"} {
-		if status, _, errs := kvconnd(command, "--dir", "/d", "--host-bytes", "4000TiB"); status == 0 || !strings.Contains(errs, "host_bytes is 4000TiB: there are") {
+		if status, _, errs := kvconnd(command, "--dir", "/d", "--host-bytes", "4000TiB"); status == 0 || !strings.Contains(errs, "host_bytes is 4000TiB: there are") || strings.Contains(errs, "KiB of") {
 			t.Errorf("%s: status %d, %q", command, status, errs)
 		}
 	}
@@ -244,5 +249,20 @@ func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
 				t.Errorf("%s from %s: %q from %s, want %q", s.Key, kind, s.Value, s.From, want)
 			}
 		}
+	}
+}
+
+func TestConfigSchemaIsJSONOfTheCommandsFile(t *testing.T) {
+	for want, args := range map[string][]string{"load_timeout": nil, "max_bytes": {"serve"}, "discovery": {"router"}} {
+		status, out, errs := kvconnd(append([]string{"config", "schema"}, args...)...)
+		var schema struct {
+			Properties map[string]any `json:"properties"`
+		}
+		if err := json.Unmarshal([]byte(out), &schema); status != 0 || err != nil || schema.Properties[want] == nil {
+			t.Errorf("%q: status %d, %v, %s", args, status, err, errs)
+		}
+	}
+	if status, _, errs := kvconnd("config", "schema", "replay"); status != 2 || !strings.Contains(errs, "serve") {
+		t.Errorf("status %d, %s", status, errs)
 	}
 }

@@ -90,7 +90,7 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// Flags go before the environment, that before the file, that before the defaults.
+// Flags override the environment, which overrides the file, which overrides the defaults.
 func TestSettingsPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
 	text := "dir: /from-file\nsocket: /from-file.sock\nmax_bytes: 3GiB\nload_timeout: 3s\n"
@@ -202,6 +202,7 @@ func TestErrorsAreForPeople(t *testing.T) {
 		"there is no port 99999":                     {"serve", "--dir", "x", "--http", "127.0.0.1:99999"},
 		"\nkvconnd: unknown key":                     {"serve", "--config", file},
 		`kvconnd: settings: http "0.0.0.0:1" is not`: {"config", "show", "--dir", "d", "--http", "0.0.0.0:1"},
+		"make a directory for temporary files: ":     {"bench", "store", "--dir", filepath.Join(filepath.Dir(file), "missing")},
 	} {
 		status, _, errs := kvconnd(args...)
 		if status == 0 || !strings.Contains(errs, want) || strings.Contains(errs, file) && strings.Contains(errs, "Try ") {

@@ -32,7 +32,7 @@ func routerFileOf(t *testing.T, text string) string {
 	return path
 }
 
-// Flags go before the environment, that before the file, that before the defaults.
+// Flags override the environment, which overrides the file, which overrides the defaults.
 func TestRouterSettingsPrecedence(t *testing.T) {
 	file := routerFileOf(t, `
 policy: kv-aware

@@ -1,5 +1,5 @@
 // Command release builds everything that kvconn is installed from, out of one checkout: wheels,
-// tarballs, deb and rpm packages, container images, and their checksums. The same checkout gives
+// tarballs, deb and rpm packages, container images, lists of what is linked, and their checksums. The same checkout gives
 // the same bytes. It is a module of its own, so that nothing of what it needs is in go.mod above.
 //
 //	go -C integration/release run . --out dist
@@ -103,6 +103,9 @@ func (b *builder) build(ctx context.Context, arch string, only []string) error {
 		if programs[k.static] == nil {
 			fmt.Fprintf(b.log, "compile for %s, static: %v\n", arch, k.static)
 			if programs[k.static], err = b.compile(ctx, arch, k.static, notices); err != nil {
+				return err
+			}
+			if err := b.sbom(programs[k.static], k.static); err != nil {
 				return err
 			}
 		}

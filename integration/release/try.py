@@ -55,6 +55,16 @@ def copy_checkout(to: Path) -> Path:
     return to
 
 
+def check_list(file: Path, version: str, *, gpu: bool) -> None:
+    """Look at the list of what is linked: the image's program has no part of the GPU's library, none has a test's."""
+    found = json.loads(file.read_text())
+    names = {c["name"] for c in found["components"]}
+    if found["metadata"]["component"]["version"] != version or "github.com/alecthomas/kong" not in names:
+        sys.exit(f"{file.name} is no list of kvconnd {version}")
+    if ("github.com/ebitengine/purego" in names) != gpu or names & {"github.com/go-zeromq/zmq4", "pgregory.net/rapid"}:
+        sys.exit(f"{file.name} lists {sorted(names)}")
+
+
 def check_sums(out: Path) -> dict[str, str]:
     """Compare the files with their checksums, which are returned by name."""
     sums = dict(reversed(line.split("  ")) for line in (out / "SHA256SUMS").read_text().splitlines())
@@ -215,6 +225,8 @@ def main() -> None:
                 check_machine("the wheel", wheel.read(f"kvconn-{version}.data/scripts/kvconnd"), a)
             with tarfile.open(out / f"kvconnd-{version}-linux-{a}.tar.gz") as tar:
                 check_machine("the tarball", tar.extractfile(f"kvconnd-{version}-linux-{a}/kvconnd").read(), a)
+            for kind, linked in (("linux", True), ("image", False)):
+                check_list(out / f"kvconnd-{version}-{kind}-{a}.cdx.json", version, gpu=linked)
         machine = MACHINES[arch][0]
         try_wheel(out / f"kvconn-{version}-py3-none-manylinux_2_17_{machine}.whl", tmp, version)
         try_tarball(out / f"kvconnd-{version}-linux-{arch}.tar.gz", tmp, version)

@@ -58,6 +58,9 @@ func (b Bytes) MarshalText() ([]byte, error) {
 	return fmt.Appendf(nil, "%d%s", int64(b)/best.factor, best.suffix), nil
 }
 
+// WholeMiB is the size without the part that is less than 1 MiB, for people: that of a machine's memory is any number.
+func (b Bytes) WholeMiB() Bytes { return b >> 20 << 20 }
+
 // String is the text form.
 func (b Bytes) String() string {
 	t, _ := b.MarshalText() // never fails

@@ -172,7 +172,7 @@ func (u *universe) known(name string) bool {
 func TestGoNamesInDocumentsExist(t *testing.T) {
 	goName := regexp.MustCompile(`^((?:[a-z]\w*\.)?[A-Z][a-z]\w*(?:\.[A-Z]\w*)*)(?:\([^)]*\))?$`)
 	others := []string{ // of engines, of the system, and of libraries
-		"BlockStored", "BlockRemoved", "AllBlocksCleared", "EngineCore.add_lora", "HiCacheStorage", "SchedulerWeightUpdaterManager", "Authorization", "LimitNOFILE", "LimitMEMLOCK",
+		"BlockStored", "BlockRemoved", "AllBlocksCleared", "EngineCore.add_lora", "HiCacheStorage", "SchedulerWeightUpdaterManager", "MultiConnector", "Authorization", "LimitNOFILE", "LimitMEMLOCK",
 		"prometheus.Counter", "bytes.Equal", "FormatValueSeparation", "NoSync",
 	}
 	u, found := parseAll(t), 0

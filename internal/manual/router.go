@@ -16,7 +16,7 @@ func Router() []Group {
 			{"beta", "", "Weight of load in `kv-aware`."},
 			{"match_rate", "", "Part of the prompt that the best rank must have for matches to count in `kv-aware`."},
 			{"decode_weight", "", "Charge of `cost` for decode load."},
-			{"balance_weight", "", "Charge of `cost` on new prompts for ranks whose GPU took in more of late than others."},
+			{"balance_weight", "", "Charge of `cost` on new prompts for ranks whose GPU recently took in more than others."},
 			{"overlap_loads", "", "The engines load a prefix while they compute other prompts."},
 			{"always_load", "", "The engines load every hit, even where computing is faster. Those with kvconn don't."},
 			{"assume_kv_reuse", "", "Requests on a rank with equal prefixes share them while decoding (cascade attention): shared blocks count once."},

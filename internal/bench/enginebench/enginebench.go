@@ -38,6 +38,9 @@ type Options struct {
 	FillTokens int
 	// Pause is how long engines rest between the passes, so that saves end. Default 2 s; negative for none.
 	Pause time.Duration
+	// Between, if not nil, is called between the passes, after the pause: to start engines again, say. Endpoints are then waited
+	// for, up to Timeout each.
+	Between func(context.Context) error
 	// Timeout bounds each request. Default 5 min.
 	Timeout time.Duration
 	// Seed makes the prompts. Equal seeds make equal prompts, which are not cold the second time.
@@ -92,8 +95,9 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// words of the prompt by which the length of a token is learnt.
-const probeWords = 256
+// words of the prompt by which the length of a token is learnt, and how often an endpoint is asked one: the first request of
+// all may wait for the engine to compile.
+const probeWords, probes = 256, 2
 
 // target is an endpoint, with what is known of it.
 type target struct {
@@ -153,7 +157,7 @@ func (b *bench) open(ctx context.Context, e Endpoint, stream uint64) (*target, e
 		return nil, err
 	}
 	t := &target{client: c, stream: stream, wordsPerToken: 1}
-	for n := range 2 { // the first request of all may wait for the engine to compile
+	for n := range probes {
 		a, err := t.ask(ctx, prompt(b.o.Seed, stream, kindProbe, n, probeWords))
 		if err != nil {
 			return nil, err
@@ -208,25 +212,4 @@ func (b *bench) fillTokens() int {
 		longest = max(longest, n)
 	}
 	return min(longest, max(b.o.FillTokens, minTokens))
-}
-
-// between rests, and asks what counts for nothing.
-func (b *bench) between(ctx context.Context) error {
-	for n := range b.fills() {
-		for _, t := range b.targets {
-			if _, err := t.ask(ctx, prompt(b.o.Seed, t.stream, kindFill, n, t.words(b.fillTokens()))); err != nil {
-				return err
-			}
-		}
-		b.o.Progress("other prompts", n+1, b.fills())
-	}
-	if b.o.Pause <= 0 {
-		return nil
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(b.o.Pause):
-		return nil
-	}
 }

@@ -12,6 +12,7 @@ const (
 	kindProbe kind = iota
 	kindPrompt
 	kindFill
+	kindWarm
 )
 
 // vocabulary are words that most tokenizers have as one token each, with the space before them.

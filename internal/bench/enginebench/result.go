@@ -10,14 +10,16 @@ import (
 
 // Result is what [Run] measured. Times are in seconds.
 type Result struct {
-	Seed         uint64   `json:"seed"`
-	API          string   `json:"api"`
-	Prompts      int      `json:"prompts"`
-	OutputTokens int      `json:"output_tokens"`
-	FillTokens   int      `json:"fill_tokens"`
-	Engine       string   `json:"engine"`
-	Compare      string   `json:"compare,omitempty"`
-	Lengths      []Length `json:"lengths"`
+	Seed         uint64 `json:"seed"`
+	API          string `json:"api"`
+	Prompts      int    `json:"prompts"`
+	OutputTokens int    `json:"output_tokens"`
+	FillTokens   int    `json:"fill_tokens"`
+	// Restarted says that something was done between the passes, such as a restart.
+	Restarted bool     `json:"restarted,omitempty"`
+	Engine    string   `json:"engine"`
+	Compare   string   `json:"compare,omitempty"`
+	Lengths   []Length `json:"lengths"`
 }
 
 // Length is the result for prompts of one length.
@@ -65,7 +67,7 @@ func spreadOf(values []float64) Spread {
 func (b *bench) result() *Result {
 	r := &Result{
 		Seed: b.o.Seed, API: "completions", Prompts: b.o.Prompts, OutputTokens: b.o.OutputTokens, FillTokens: b.o.FillTokens,
-		Engine: b.targets[0].base,
+		Engine: b.targets[0].base, Restarted: b.o.Between != nil,
 	}
 	if b.o.Chat {
 		r.API = "chat"
@@ -132,6 +134,9 @@ func (b *bench) figures(target, length int) Figures {
 // Print writes the result for people.
 func (r *Result) Print(out io.Writer) error {
 	fmt.Fprintf(out, "time to the first token, %d prompts of each length, seed %d; medians, least and greatest in brackets\n", r.Prompts, r.Seed)
+	if r.Restarted {
+		fmt.Fprintln(out, "what --between names was done before prompts were asked again")
+	}
 	line := func(name string, f *Figures) {
 		tokens := "unknown"
 		if f.PromptTokens > 0 {

@@ -98,7 +98,7 @@ func Match(ctx context.Context, o Options) (Result, error) {
 	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-leader-")
 	if err != nil {
-		return Result{}, err
+		return Result{}, fmt.Errorf("make a directory for temporary files: %w", err)
 	}
 	b := &bench{o: o, manifest: manifest()}
 	b.res.Records, b.res.Tokens = o.Records, o.Tokens

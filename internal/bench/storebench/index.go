@@ -93,7 +93,7 @@ func Index(ctx context.Context, o IndexOptions) (IndexResult, error) {
 	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-index-")
 	if err != nil {
-		return IndexResult{}, err
+		return IndexResult{}, fmt.Errorf("make a directory for temporary files: %w", err)
 	}
 	b := &indexBench{o: o, dir: filepath.Join(dir, "live"), killed: filepath.Join(dir, "killed")}
 	b.res.Records, b.res.Chain, b.res.Table = o.Records, o.Chain, table

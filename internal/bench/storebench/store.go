@@ -95,7 +95,7 @@ func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
 	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-store-")
 	if err != nil {
-		return StoreResult{}, err
+		return StoreResult{}, fmt.Errorf("make a directory for temporary files: %w", err)
 	}
 	b := &storeBench{o: o, dir: dir, res: StoreResult{PayloadBytes: o.PayloadBytes, TotalBytes: o.TotalBytes}}
 	err = b.run(ctx)

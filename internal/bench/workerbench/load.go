@@ -113,7 +113,7 @@ func Load(ctx context.Context, o LoadOptions) (res LoadResult, err error) {
 	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-load-")
 	if err != nil {
-		return res, err
+		return res, fmt.Errorf("make a directory for temporary files: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &loadBench{o: o, blockBytes: o.LayerBytes * o.Layers}

@@ -52,7 +52,7 @@ const (
 )
 
 func (b *loadBench) open(ctx context.Context, dir string) (err error) {
-	b.o.Progress("device")
+	b.o.Progress("finding out how fast the disk is")
 	if b.device, err = storebench.NewDevice(dir, b.o.TotalBytes, deviceBuffers); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (b *loadBench) open(ctx context.Context, dir string) (err error) {
 	if b.ns, err = b.store.OpenNamespace(b.manifest); err != nil {
 		return err
 	}
-	b.o.Progress("fill")
+	b.o.Progress("filling the store")
 	return b.fill(ctx)
 }
 

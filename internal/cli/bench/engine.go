@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"math/rand/v2"
+	"os/exec"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/bench/enginebench"
@@ -22,10 +23,14 @@ type engineCmd struct {
 	OutputTokens int           `name:"output-tokens" default:"4" placeholder:"N" help:"Tokens of each answer at most (default 4)."`
 	FillTokens   int           `name:"fill-tokens" default:"0" placeholder:"N" help:"Tokens of other prompts that are asked before prompts are asked again: more than the GPU's own cache holds measures the tiers below it (default 0)."`
 	Pause        time.Duration `name:"pause" default:"2s" placeholder:"D" help:"Rest before prompts are asked again, so that saves end (default 2s)."`
-	Timeout      time.Duration `name:"timeout" default:"5m" placeholder:"D" help:"Time that a request may take (default 5m)."`
+	Between      string        `name:"between" placeholder:"COMMAND" help:"Line of the shell that is run before prompts are asked again, such as one that starts engine and daemon again."`
+	Timeout      time.Duration `name:"timeout" default:"5m" placeholder:"D" help:"Time that a request may take, and an endpoint until it answers again after --between (default 5m)."`
 	Seed         uint64        `name:"seed" default:"0" placeholder:"N" help:"Makes the prompts. The second run with one seed finds its prompts cached. Default: a random one, which is printed."`
 	JSON         bool          `name:"json" help:"Print the result as JSON."`
 }
+
+// waitDelay is how long what a command has left running may keep its output open.
+const waitDelay = 5 * time.Second
 
 // Help is shown below the command's summary.
 func (*engineCmd) Help() string {
@@ -33,7 +38,11 @@ func (*engineCmd) Help() string {
 compares the times to the first token. The endpoint may be any that speaks the OpenAI API and streams; it needs no kvconn.
 With --compare every prompt has one of the same length at the other endpoint, asked directly before or after, and ratios are
 taken pair by pair: so a machine that is busy with something else disturbs both. The two get different texts, as they may
-share a cache. Without --fill-tokens the prompts may still be in the GPU's own cache when they are asked again.`
+share a cache. Without --fill-tokens the prompts may still be in the GPU's own cache when they are asked again.
+
+What survives a restart is measured with one in between. The command has to end after the old engine has:
+
+  kvconnd bench engine --url http://127.0.0.1:8000 --between 'systemctl restart vllm kvconnd'`
 }
 
 // Validate reports what cannot be measured.
@@ -58,6 +67,14 @@ func (c *engineCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	}
 	if o.Pause == 0 {
 		o.Pause = -1
+	}
+	if c.Between != "" {
+		o.Between = func(ctx context.Context) error {
+			cmd := exec.CommandContext(ctx, "/bin/sh", "-c", c.Between)
+			cmd.Stdout, cmd.Stderr = std.Err, std.Err // standard output is the result's
+			cmd.WaitDelay = waitDelay
+			return cmd.Run()
+		}
 	}
 	bar := terminal.NewProgress(std.Err, "")
 	o.Progress = func(step string, done, total int) {

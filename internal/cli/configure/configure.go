@@ -2,6 +2,7 @@
 package configure
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/locate"
 )
@@ -25,6 +27,7 @@ type Cmd struct {
 	VLLM   vllmCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
 	K8s    k8sCmd    `cmd:"" name:"k8s" help:"Print the patch that connects a Deployment of vLLM in Kubernetes."`
 	SGLang sglangCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
+	Schema schemaCmd `cmd:"" help:"Print the JSON Schema of a settings file, for editors."`
 }
 
 // engineSocket are the flags of commands that print what an engine needs to reach the daemon.
@@ -66,10 +69,16 @@ daemon would run with. The exit status is not 0 if it would refuse to.`
 func (c *showCmd) Run(ctx *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	s := config.Serve(c.Serve)
 	s.EnsureDefaults()
-	if s.HostBytes == 0 {
-		s.HostBytes = config.Bytes(hostmemory.DefaultBytes())
-	}
+	var defaults daemon.Options // those that depend on the machine
+	defaults.EnsureDefaults()
+	s.HostBytes = cmp.Or(s.HostBytes, config.Bytes(defaults.HostBytes))
+	s.EventBytes = cmp.Or(s.EventBytes, config.Bytes(defaults.EventBytes))
 	list := config.Settings(s, func(flag string) config.Source { return resolver.Source(ctx, flag) })
+	for i := range list {
+		if list[i].Key == "min_free" {
+			list[i].Value = cmp.Or(list[i].Value, "the larger of 5% and 10GiB") // of a file system that need not be there yet
+		}
+	}
 	err := errors.Join(printSettings(std.Out, list, c.JSON), settings.Check(ctx, resolver, &s))
 	if s.Router == "" {
 		return err

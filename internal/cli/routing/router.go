@@ -32,7 +32,7 @@ import (
 
 // Cmd is `kvconnd router`.
 type Cmd struct {
-	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
+	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment override it."`
 	config.Router
 
 	// fromFile are the ranks and the discovery of the file.
@@ -91,7 +91,7 @@ func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 	memory := hostmemory.AvailableBytes()
 	if c.EnsureDefaults(memory); int64(c.IndexBytes) > memory {
 		// It is taken as it is needed: the router would be killed later.
-		return service.Options{}, fmt.Errorf("index_bytes is %s: there are %s of memory, in this machine or container", c.IndexBytes, config.Bytes(memory))
+		return service.Options{}, fmt.Errorf("index_bytes is %s: there are %s of memory, in this machine or container", c.IndexBytes, config.Bytes(memory).WholeMiB())
 	}
 	o := service.Options{
 		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Discovery: discover.Options{Sources: sources}, Policy: c.policy(), Version: version.Server(), Logger: log,

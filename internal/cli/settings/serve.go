@@ -19,7 +19,7 @@ func Check(ctx *kong.Context, resolver *Resolver, s *config.Serve) error {
 	var room error
 	if memory := config.Bytes(hostmemory.AvailableBytes()); s.HostBytes > memory {
 		// It is taken as it is needed: the daemon would be killed later.
-		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
+		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory.WholeMiB())
 	}
 	access := AccessOf(s)
 	_, misspelt := CheckEnvironment(ctx)
