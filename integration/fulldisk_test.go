@@ -123,8 +123,8 @@ func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
 	e.close()
 	fill(t, n.dir)
 	n.stop()
-	if !strings.Contains(n.log.String(), "stopped in order") {
-		t.Error("the daemon's log does not say that it stopped in order")
+	if !strings.Contains(n.log.String(), "stopped gracefully") {
+		t.Error("the daemon's log does not say that it stopped gracefully")
 	}
 }
 

@@ -35,7 +35,7 @@ type serveCmd struct {
 // Help is shown below the command's summary.
 func (*serveCmd) Help() string {
 	return `Engines connect to the socket once it is there; "kvconnd config vllm" prints what
-they need to be told. SIGTERM or SIGINT stops the daemon in order, within --stop-timeout; a
+they need to be told. SIGTERM or SIGINT stops the daemon gracefully, within --stop-timeout; a
 second one ends it at once. Under systemd use Type=notify: readiness, state and watchdog are reported.`
 }
 

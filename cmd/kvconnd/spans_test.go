@@ -159,7 +159,7 @@ func TestACollectorThatHangsCostsADaemonNothing(t *testing.T) {
 	d.ask(t, "a", "")
 	d.ask(t, "b", "")
 	d.stopped(t)
-	if !strings.Contains(d.log.String(), "spans were lost") || !strings.Contains(d.log.String(), "stopped in order") {
+	if !strings.Contains(d.log.String(), "spans were lost") || !strings.Contains(d.log.String(), "stopped gracefully") {
 		t.Errorf("log:\n%s", &d.log)
 	}
 }

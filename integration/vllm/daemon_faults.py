@@ -115,7 +115,7 @@ def killed_while_saving(main: Main, plain: Engine, engine: Engine) -> None:
 
 
 def replaced(main: Main, plain: Engine, engine: Engine) -> None:
-    """Upgrade it under load: it is stopped in order while requests are served, and its successor is started."""
+    """Upgrade it under load: it is stopped gracefully while requests are served, and its successor is started."""
     fresh = [prompt(main.rng, LONG) for _ in range(2)]
     references = complete_all(plain.port, fresh)
 

@@ -29,7 +29,7 @@ type Object struct {
 	ObjectQueueBytes        Bytes         `name:"object-queue-bytes" env:"KVCONN_OBJECT_QUEUE_BYTES" default:"256GiB" placeholder:"SIZE" help:"How much of the disk may wait to be uploaded; more is left for a later start or use (default 256GiB)."`
 	ObjectUploads           int           `name:"object-uploads" env:"KVCONN_OBJECT_UPLOADS" default:"4" placeholder:"N" help:"Objects that are uploaded at one time, of at most 32MiB each in memory."`
 	ObjectConnections       int           `name:"object-connections" env:"KVCONN_OBJECT_CONNECTIONS" default:"32" placeholder:"N" help:"Ranges that are fetched at one time."`
-	ObjectReadInFlight      Bytes         `name:"object-read-in-flight-bytes" env:"KVCONN_OBJECT_READ_IN_FLIGHT_BYTES" default:"64MiB" placeholder:"SIZE" help:"How much is asked of the bucket at one time (default 64MiB)."`
+	ObjectReadInFlight      Bytes         `name:"object-read-in-flight-bytes" env:"KVCONN_OBJECT_READ_IN_FLIGHT_BYTES" default:"64MiB" placeholder:"SIZE" help:"Bytes that are requested from the bucket at one time (default 64MiB)."`
 	ObjectUploadBytesPerS   Bytes         `name:"object-upload-bytes-per-s" env:"KVCONN_OBJECT_UPLOAD_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Bound of the rate of uploads. Default: none."`
 	ObjectDownloadBytesPerS Bytes         `name:"object-download-bytes-per-s" env:"KVCONN_OBJECT_DOWNLOAD_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Bound of the rate of downloads. Default: none."`
 	ObjectPollMax           time.Duration `name:"object-poll-max" env:"KVCONN_OBJECT_POLL_MAX" default:"30s" help:"Longest pause between requests for news of other nodes while this one is idle."`

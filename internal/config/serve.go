@@ -33,7 +33,7 @@ type Serve struct {
 	ScrubBytesPerS     Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
 	PinMaxPercent      float64       `name:"pin-max-percent" env:"KVCONN_PIN_MAX_PERCENT" default:"50" placeholder:"N" help:"How much of the cap 'kvconnd cache pin' may keep from being evicted, 0 to 90 (default 50)."`
 	Writers            int           `name:"writers" env:"KVCONN_WRITERS" default:"0" placeholder:"N" help:"Records that are written to the disk at one time, 1 to 256; a quarter of them while it is read. Default: what suits most disks."`
-	ReadInFlightBytes  Bytes         `name:"read-in-flight-bytes" env:"KVCONN_READ_IN_FLIGHT_BYTES" default:"0B" placeholder:"SIZE" help:"How much is asked of the disk at one time, at least 1MiB. Default: what the first start measures."`
+	ReadInFlightBytes  Bytes         `name:"read-in-flight-bytes" env:"KVCONN_READ_IN_FLIGHT_BYTES" default:"0B" placeholder:"SIZE" help:"Bytes that are requested from the disk at one time, at least 1MiB. Default: what the first start measures."`
 	EventBytes         Bytes         `name:"event-bytes" env:"KVCONN_EVENT_BYTES" default:"0B" placeholder:"SIZE" help:"Most memory for events that routers have not read yet, used only while one is behind. Default: a 32nd of the memory, 16MiB to 256MiB."`
 	MinOfferTokens     int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine (default 0: any)."`
 	PromptsOnly        bool          `name:"prompts-only" env:"KVCONN_PROMPTS_ONLY" help:"Save prompts only, not what decoding adds to them."`

@@ -53,7 +53,7 @@ func within(ctx context.Context, o *Options, f func() error) error {
 		select {
 		case err := <-done:
 			if err = orStopped(ctx, err); err == nil {
-				o.Logger.Info("stopped in order")
+				o.Logger.Info("stopped gracefully")
 			}
 			return err
 		case <-ping:

@@ -13,7 +13,7 @@ func Serve() []Group {
 			{"tenants_file", "", "YAML file that names tenants by their `cache_salt`, and says how much of the disk each may take: see [tenants](cache.md#tenants)."},
 			{"scrub_bytes_per_s", "", "Rate at which records are read and verified in the background; corrupt records are dropped. 0 for none."},
 			{"writers", "", "Records that are written to the disk at one time, 1 to 256; a quarter of them while the disk is read. 0 suits most disks. A RAID or NVMe disk that is not busy while many small shards are saved needs more."},
-			{"read_in_flight_bytes", "", "How much is asked of the disk at one time, at least 1MiB. 0 means what the first start measures."},
+			{"read_in_flight_bytes", "", "Bytes that are requested from the disk at one time, at least 1MiB. 0 means what the first start measures."},
 		}},
 		{"Socket", "Where do engines connect, and who may?", []Setting{
 			{"socket", "`/run/kvconn/kvconnd.sock`; for users below `$XDG_RUNTIME_DIR`, or without that below `/run/user/UID` where `/run/kvconn` can't be written", "Unix socket for engines. It appears when engines can connect, and an orderly stop removes it."},
@@ -51,7 +51,7 @@ func Serve() []Group {
 			{"object_queue_bytes", "", "How much of the disk may wait to be uploaded. What is beyond that waits for a later start or use."},
 			{"object_uploads", "", "Objects that are uploaded at one time, each of at most 32MiB in memory."},
 			{"object_connections", "", "Ranges that are fetched at one time."},
-			{"object_read_in_flight_bytes", "", "How much is asked of the bucket at one time, at least 8MiB."},
+			{"object_read_in_flight_bytes", "", "Bytes that are requested from the bucket at one time, at least 8MiB."},
 			{"object_upload_bytes_per_s", "", "Bound of the rate of uploads; 0 for none."},
 			{"object_download_bytes_per_s", "", "Bound of the rate of downloads; 0 for none."},
 			{"object_poll_max", "", "Longest pause between requests for news of other nodes while this one is idle."},

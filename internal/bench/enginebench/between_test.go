@@ -66,10 +66,11 @@ func TestPromptsAreAskedAgainOnceTheEngineIsBack(t *testing.T) {
 }
 
 func TestAnEngineThatDoesNotComeBackIsAnError(t *testing.T) {
+	t.Parallel()
 	var log []string
 	s, url := newRestarting(t, &log)
 	o := Options{
-		Engine: Endpoint{URL: url}, Tokens: []int{100}, Prompts: 1, Pause: -1, Timeout: time.Second,
+		Engine: Endpoint{URL: url}, Tokens: []int{100}, Prompts: 1, Pause: -1, Timeout: 5 * time.Second,
 		Between: func(context.Context) error { s.down.Store(true); return nil },
 	}
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "not back") || !strings.Contains(err.Error(), "503") {

@@ -20,7 +20,7 @@ func commands() []group {
 	return []group{
 		{"Run:", []string{"serve", "router"}},
 		{"Set up:", []string{"config", "doctor", "demo", "key", "completion"}},
-		{"Look and keep in order:", []string{"status", "top", "cache", "explain", "fsck", "gc", "version"}},
+		{"Look and maintain:", []string{"status", "top", "cache", "explain", "fsck", "gc", "version"}},
 		{"Measure and size:", []string{"bench", "replay"}},
 	}
 }
