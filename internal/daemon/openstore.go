@@ -52,7 +52,7 @@ func (d *daemon) open(ctx context.Context) error {
 	d.residency = residencystream.New(ctx, s, bucket, d.backend.adapters)
 	d.admin = admin.New(admin.Options{
 		Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Store: s, Sync: s.Sync, Sealed: d.opts.Ring != nil, Bucket: d.object != nil,
-		Tenants: d.opts.Tenants.Names(), Quotas: d.opts.Tenants.Quotas(), Logger: d.opts.Logger,
+		Tenants: d.opts.Tenants, Logger: d.opts.Logger,
 	})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	d.warm = warm.Handler(&warm.Warmer{Cache: d.backend.cache, Disk: s, Logger: d.opts.Logger}, s.Namespaces, func(model string) *connector.Manifest { return d.backend.newest(model).Manifest })
@@ -126,7 +126,7 @@ func (d *daemon) storeOptions() disk.Options {
 		PinMaxPercent:      o.PinMaxPercent,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
-		Quotas:             o.Tenants.Quotas(),
+		Quotas:             o.Tenants.File().Quotas(),
 	}
 	if o.NoMinFree {
 		so.MinFreeBytes = -1

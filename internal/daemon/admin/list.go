@@ -16,7 +16,6 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/purge"
-	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
 // Namespace is one namespace of the store: all records that engines of one configuration can share.
@@ -82,9 +81,8 @@ type Options struct {
 	Sealed bool
 	// Bucket says that there is an object tier, too.
 	Bucket bool
-	// Tenants are those with names.
-	Tenants []tenantfile.Tenant
-	Quotas  quota.Limits
+	// Tenants are those with names, and all quotas.
+	Tenants *tenantfile.Live
 	Logger  *slog.Logger
 }
 
