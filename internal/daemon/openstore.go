@@ -97,7 +97,7 @@ func (d *daemon) openStore(ctx context.Context) (*disk.Store, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the store directory %s: %w", o.Dir, err)
 	}
-	if err := refuseForeign(o.Dir); err != nil {
+	if err := RefuseForeign(o.Dir); err != nil {
 		return nil, err
 	}
 	s, err := disk.Open(ctx, d.storeOptions())
@@ -181,9 +181,9 @@ func (d *daemon) closeStore() error {
 // ErrForeign says that a directory holds files of others and no store.
 var ErrForeign = errors.New("directory is not empty and holds no store")
 
-// refuseForeign refuses a directory that somebody else uses. A store that has lost some of
+// RefuseForeign refuses a directory that somebody else uses. A store that has lost some of
 // its files is still one.
-func refuseForeign(dir string) error {
+func RefuseForeign(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("look into the store directory: %w", err)

@@ -109,10 +109,11 @@ func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
 	}
 	all := s.o.Disk.Contents()
 	<-s.counting
-	httpserve.WriteJSON(w, http.StatusOK, listOf(all), "  ")
+	httpserve.WriteJSON(w, http.StatusOK, ListOf(all), "  ")
 }
 
-func listOf(all []store.Contents) *List {
+// ListOf lists what a store holds.
+func ListOf(all []store.Contents) *List {
 	l := &List{Namespaces: make([]Namespace, len(all))}
 	for i := range all {
 		l.Namespaces[i] = of(&all[i])
