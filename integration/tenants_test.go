@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -150,5 +151,83 @@ func TestATenantStaysWithinItsQuota(t *testing.T) {
 	n.wait("the quota holds after a kill", func() bool { return n.tenants()["a"].Bytes <= most })
 	if c := cached(e.runAs("salt of b", "b again", ps)); c == 0 {
 		t.Error("b has lost its records")
+	}
+}
+
+// rewrite gives the tenants file another content and has the daemon read it again.
+func (n *node) rewrite(file, text string) {
+	n.t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := n.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// A hangup has the file read again: names and quotas count at once, and a file with an error changes nothing.
+func TestTheTenantsFileIsReadAgainOnAHangup(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 20
+	dir := t.TempDir()
+	writeFile(t, dir, "a.salt", "salt of a")
+	writeFile(t, dir, "b.salt", "salt of b")
+	file := writeFile(t, dir, "tenants.yaml", "tenants:\n  - {name: a, cache_salt_file: a.salt}\n")
+	n := newMemoryNode(t, "--tenants-file", file)
+	n.start()
+	e := newInstance(t, n, nil)
+	ps := prompts(75, 2)
+	e.runAs("salt of b", "b", ps)
+	for round := 0; n.tenants()["a"].Bytes <= 2*most; round++ {
+		e.runAs("salt of a", fmt.Sprint("round ", round), prompts(2000+round, 4))
+		n.saved()
+	}
+	b := tenants.Of(connector.Scope{Salt: "salt of b"}.Digest()).String()
+	before := n.tenants()[b]
+
+	n.rewrite(file, "tenants:\n  - {name: b, cache_salt_file: b.salt}\n  - {name: a, cache_salt_file: a.salt, max_bytes: 1MiB}\n")
+	n.wait("a has no more than its new quota", func() bool {
+		a := n.tenants()["a"]
+		return a.MaxBytes == most && a.Bytes <= most
+	})
+	if after := n.tenants()["b"]; after.Records != before.Records || after.MaxBytes != 0 {
+		t.Errorf("b had %+v, now %+v", before, after)
+	}
+	for round := range 4 { // and it stays within it
+		e.runAs("salt of a", fmt.Sprint("more ", round), prompts(3000+round, 4))
+		n.saved()
+		if a := n.tenants()["a"]; a.Bytes > most {
+			t.Errorf("round %d: %+v", round, a)
+		}
+	}
+	if s := n.status().Store; s.Quota.Refused != 0 || s.Evicted != 0 {
+		t.Errorf("%d saves refused, %d records evicted for the cap", s.Quota.Refused, s.Evicted)
+	}
+
+	n.rewrite(file, "tenants:\n  - {name: b, cache_salt_file: b.salt}\n  - {name: a, cache_salt_file: a.salt, max_bytes: 12}\n")
+	n.wait("a warning that says where the error is", func() bool {
+		for line := range strings.Lines(n.log.String()) {
+			if strings.Contains(line, "level=WARN") && strings.Contains(line, file) && strings.Contains(line, "line 3") && strings.Contains(line, "remedy=") {
+				return true
+			}
+		}
+		return false
+	})
+	if now := n.tenants(); now["a"].MaxBytes != most || now["b"].Records != before.Records {
+		t.Errorf("after a file with an error: %+v", now)
+	}
+	if strings.Contains(n.log.String(), "salt of") {
+		t.Error("a salt is in the log")
+	}
+
+	n.rewrite(file, "tenants:\n  - {name: team a, cache_salt_file: a.salt}\n")
+	n.wait("a has another name and no quota", func() bool {
+		now := n.tenants()
+		_, named := now["b"]
+		return now["team a"].Records > 0 && now["team a"].MaxBytes == 0 && !named
+	})
+	for round := 0; n.tenants()["team a"].Bytes <= 2*most; round++ {
+		e.runAs("salt of a", fmt.Sprint("again ", round), prompts(4000+round, 4))
+		n.saved()
 	}
 }

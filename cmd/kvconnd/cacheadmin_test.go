@@ -361,14 +361,10 @@ func TestCacheExportsAndImports(t *testing.T) {
 	}
 }
 
-// What is damaged on disk is not exported, and the command says so.
-func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
-	archivesAllowed(t)
-	const length = 6 * demoBlockTokens
-	s := serve(t, t.TempDir())
-	s.complete(1, promptTokens(1, 0, length))
-	n, file := s.namespace(), filepath.Join(t.TempDir(), "kv")
-	segments, err := filepath.Glob(filepath.Join(s.dir, "segments", "*.kv"))
+// flipBits flips bits of about one record of a store.
+func flipBits(t *testing.T, dir string) {
+	t.Helper()
+	segments, err := filepath.Glob(filepath.Join(dir, "segments", "*.kv"))
 	if err != nil || len(segments) == 0 {
 		t.Fatal(segments, err)
 	}
@@ -391,6 +387,16 @@ func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// What is damaged on disk is not exported, and the command says so.
+func TestCacheExportLeavesDamagedRecordsOut(t *testing.T) {
+	archivesAllowed(t)
+	const length = 6 * demoBlockTokens
+	s := serve(t, t.TempDir())
+	s.complete(1, promptTokens(1, 0, length))
+	n, file := s.namespace(), filepath.Join(t.TempDir(), "kv")
+	flipBits(t, s.dir)
 	if status, errs := s.cache(nil, "export", "--model", n.Model, "--output", file); status != 1 || !strings.Contains(errs, "damaged, and are not in the file") {
 		t.Errorf("%d: %s", status, errs)
 	}

@@ -35,8 +35,9 @@ type serveCmd struct {
 // Help is shown below the command's summary.
 func (*serveCmd) Help() string {
 	return `Engines connect to the socket once it is there; "kvconnd config vllm" prints what
-they need to be told. SIGTERM or SIGINT stops the daemon gracefully, within --stop-timeout; a
-second one ends it at once. Under systemd use Type=notify: readiness, state and watchdog are reported.`
+they need to be told. SIGHUP has --tenants-file read again. SIGTERM or SIGINT stops the daemon
+gracefully, within --stop-timeout; a second one ends it at once. Under systemd use Type=notify:
+readiness, state and watchdog are reported.`
 }
 
 // Run serves until the context ends.
@@ -50,7 +51,13 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	signal.Ignore(syscall.SIGPIPE)
 	defer signal.Reset(syscall.SIGPIPE)
 	log := logging.New(std.Err, c.LogLevel, c.LogFormat)
-	defer logging.IgnoreHangups(ctx, log)()
+	reload := make(chan struct{}, 1) // one that comes before the store is open waits for that
+	defer logging.OnHangups(ctx, func() {
+		select {
+		case reload <- struct{}{}:
+		default:
+		}
+	})()
 	c.EnsureDefaults()
 	if err := settings.Check(command, resolver, &c.Serve); err != nil {
 		return err
@@ -63,7 +70,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), PinMaxPercent: c.PinMaxPercent, MinOfferTokens: c.MinOfferTokens,
 		PromptsOnly: c.PromptsOnly, NoPrefetch: c.NoPrefetch, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
-		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: log,
+		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: log, Reload: reload,
 	}
 	if c.PinMaxPercent == 0 {
 		o.PinMaxPercent = -1 // nothing

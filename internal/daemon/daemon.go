@@ -192,6 +192,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return d.server.Serve(ctx, socket) })
 	g.Go(func() error { return d.tend(ctx) })
 	g.Go(func() error { d.contents.Run(ctx, d.store.Contents); return nil })
+	g.Go(func() error { d.opts.Tenants.Run(ctx, d.opts.Reload, d.store.SetQuotas, d.opts.Logger); return nil })
 	d.announce()
 	return g.Wait()
 }

@@ -140,11 +140,11 @@ func TestADirectoryOfOthersIsRefused(t *testing.T) {
 		if err := errors.Join(os.RemoveAll(home), os.Mkdir(filepath.Join(dir, ours), 0o700)); err != nil {
 			t.Fatal(err)
 		}
-		if err := refuseForeign(dir); err != nil {
+		if err := RefuseForeign(dir); err != nil {
 			t.Errorf("with %s: %v", ours, err)
 		}
 	}
-	if err := errors.Join(os.WriteFile(home, nil, 0o600), refuseForeign(dir)); err != nil {
+	if err := errors.Join(os.WriteFile(home, nil, 0o600), RefuseForeign(dir)); err != nil {
 		t.Errorf("a store with one more file: %v", err)
 	}
 }

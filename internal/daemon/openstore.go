@@ -52,7 +52,7 @@ func (d *daemon) open(ctx context.Context) error {
 	d.residency = residencystream.New(ctx, s, bucket, d.backend.adapters)
 	d.admin = admin.New(admin.Options{
 		Disk: s, Host: d.arena, Pins: pinned{s.Pins(), s}, Store: s, Sync: s.Sync, Sealed: d.opts.Ring != nil, Bucket: d.object != nil,
-		Tenants: d.opts.Tenants.Names(), Quotas: d.opts.Tenants.Quotas(), Logger: d.opts.Logger,
+		Tenants: d.opts.Tenants, Logger: d.opts.Logger,
 	})
 	d.explain = explain.Handler(&explain.Source{Levels: d.backend.levels, Namespaces: s.Namespaces, PayloadBytes: d.chain.PayloadBytes, Newest: d.backend.newest})
 	d.warm = warm.Handler(&warm.Warmer{Cache: d.backend.cache, Disk: s, Logger: d.opts.Logger}, s.Namespaces, func(model string) *connector.Manifest { return d.backend.newest(model).Manifest })
@@ -97,7 +97,7 @@ func (d *daemon) openStore(ctx context.Context) (*disk.Store, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the store directory %s: %w", o.Dir, err)
 	}
-	if err := refuseForeign(o.Dir); err != nil {
+	if err := RefuseForeign(o.Dir); err != nil {
 		return nil, err
 	}
 	s, err := disk.Open(ctx, d.storeOptions())
@@ -126,7 +126,7 @@ func (d *daemon) storeOptions() disk.Options {
 		PinMaxPercent:      o.PinMaxPercent,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
-		Quotas:             o.Tenants.Quotas(),
+		Quotas:             o.Tenants.File().Quotas(),
 	}
 	if o.NoMinFree {
 		so.MinFreeBytes = -1
@@ -181,9 +181,9 @@ func (d *daemon) closeStore() error {
 // ErrForeign says that a directory holds files of others and no store.
 var ErrForeign = errors.New("directory is not empty and holds no store")
 
-// refuseForeign refuses a directory that somebody else uses. A store that has lost some of
+// RefuseForeign refuses a directory that somebody else uses. A store that has lost some of
 // its files is still one.
-func refuseForeign(dir string) error {
+func RefuseForeign(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("look into the store directory: %w", err)

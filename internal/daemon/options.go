@@ -89,8 +89,9 @@ type Options struct {
 	Spans *spans.Options
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
-	// Tenants, if not nil, names tenants and says what their quotas are.
-	Tenants *tenantfile.File
+	// Tenants, if not nil, names tenants and says what their quotas are. Whenever Reload has something, it is read again.
+	Tenants *tenantfile.Live
+	Reload  <-chan struct{}
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger

@@ -64,7 +64,7 @@ func (d *daemon) read(now time.Time) *reading {
 			r.publish = &s
 		}
 		r.object = d.objectStatus(now)
-		r.tenants = contents.Tenants(d.opts.Tenants.Names(), d.store.Tenant)
+		r.tenants = contents.Tenants(d.opts.Tenants.File().Names(), d.store.Tenant)
 		r.tiers, r.held = statusOf(d.backend.levels), d.contents.Models()
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {

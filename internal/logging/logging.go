@@ -51,6 +51,11 @@ func Logged(err error) bool {
 
 // IgnoreHangups lets the process outlive its terminal until stop is called. There is nothing that a hangup could reload.
 func IgnoreHangups(ctx context.Context, log *slog.Logger) (stop func()) {
+	return OnHangups(ctx, func() { log.Info("a hangup (SIGHUP) is ignored: settings are read at a start, and SIGTERM stops") })
+}
+
+// OnHangups lets the process outlive its terminal until stop is called, and calls f for a hangup. Hangups that come while f runs count as one.
+func OnHangups(ctx context.Context, f func()) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	ctx, cancel := context.WithCancel(ctx)
@@ -60,7 +65,7 @@ func IgnoreHangups(ctx context.Context, log *slog.Logger) (stop func()) {
 		for {
 			select {
 			case <-hangups:
-				log.Info("a hangup (SIGHUP) is ignored: settings are read at a start, and SIGTERM stops")
+				f()
 			case <-ctx.Done():
 				return
 			}

@@ -10,7 +10,7 @@ func Serve() []Group {
 			{"forget_lost_segments", "", "Start empty if all segments of a store are gone. Without this setting such a store is not opened, because its disk may not be mounted yet. Set it for one start."},
 			{"pin_max_percent", "", "How much of the cap [`kvconnd cache pin`](cache.md#pin) may keep from being evicted, in percent, 0 to 90; 0 for nothing."},
 			{"key_file", "", "File with the keys that records are sealed with, made by `kvconnd key new FILE`: see [keys](operations.md#keys). With it only sealed records are used, and without it none of those."},
-			{"tenants_file", "", "YAML file that names tenants by their `cache_salt`, and says how much of the disk each may take: see [tenants](cache.md#tenants)."},
+			{"tenants_file", "", "YAML file that names tenants by their `cache_salt`, and says how much of the disk each may take: see [tenants](cache.md#tenants). SIGHUP has it read again."},
 			{"scrub_bytes_per_s", "", "Rate at which records are read and verified in the background; corrupt records are dropped. 0 for none."},
 			{"writers", "", "Records that are written to the disk at one time, 1 to 256; a quarter of them while the disk is read. 0 suits most disks. A RAID or NVMe disk that is not busy while many small shards are saved needs more."},
 			{"read_in_flight_bytes", "", "Bytes that are requested from the disk at one time, at least 1MiB. 0 means what the first start measures."},

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
@@ -62,15 +63,26 @@ func (f *File) Names() []Tenant {
 
 // entry is a tenant as the file has it.
 type entry struct {
-	Name          string        `yaml:"name"`
-	CacheSaltFile string        `yaml:"cache_salt_file"`
-	Digest        string        `yaml:"digest"`
-	MaxBytes      *config.Bytes `yaml:"max_bytes"`
+	Name          string `yaml:"name"`
+	CacheSaltFile string `yaml:"cache_salt_file"`
+	Digest        string `yaml:"digest"`
+	MaxBytes      *size  `yaml:"max_bytes"`
 }
 
 type document struct {
-	DefaultMaxBytes *config.Bytes `yaml:"default_max_bytes"`
-	Tenants         []entry       `yaml:"tenants"`
+	DefaultMaxBytes *size   `yaml:"default_max_bytes"`
+	Tenants         []entry `yaml:"tenants"`
+}
+
+// size is a size whose errors say in which line it is.
+type size config.Bytes
+
+// UnmarshalYAML reads a size.
+func (s *size) UnmarshalYAML(n *yaml.Node) error {
+	if err := n.Decode((*config.Bytes)(s)); err != nil {
+		return fmt.Errorf("line %d: %w", n.Line, err)
+	}
+	return nil
 }
 
 const (
@@ -82,11 +94,19 @@ const (
 	leastMaxBytes = 1 << 20
 )
 
-// Load reads a file, and the salts that it names. Names of salt files are relative to its directory. Errors show no salt.
-func Load(path string) (*File, error) {
-	text, err := read(path, maxFileBytes)
+// errEmpty is the error of a file that is read again and has nothing: it is more likely being written than meant to have no tenants.
+var errEmpty = errors.New("the file is empty; write 'tenants: []' for no tenants")
+
+// Load reads a file, and the salts that it names. Names of salt files are relative to its directory. Errors say in which line, and show no salt.
+func Load(path string) (*File, error) { return load(path, true) }
+
+func load(path string, mayBeEmpty bool) (*File, error) {
+	text, err := read(path, maxFileBytes, onlyRegular)
 	if err != nil {
 		return nil, fmt.Errorf("tenants: %w", err)
+	}
+	if !mayBeEmpty && len(bytes.TrimSpace(text)) == 0 {
+		return nil, fmt.Errorf("tenants: %s: %w", path, errEmpty)
 	}
 	var d document
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
@@ -95,6 +115,11 @@ func Load(path string) (*File, error) {
 		return nil, fmt.Errorf("tenants: %s: %w", path, err)
 	}
 	f, err := d.file(filepath.Dir(path))
+	if at := new(entryError); errors.As(err, &at) {
+		if line := lineOf(text, at); line > 0 {
+			err = fmt.Errorf("line %d: %w", line, err)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("tenants: %s: %w", path, err)
 	}
@@ -108,19 +133,19 @@ func (d *document) file(dir string) (*File, error) {
 	f := &File{}
 	var err error
 	if f.DefaultMaxBytes, err = quotaOf("default_max_bytes", d.DefaultMaxBytes); err != nil {
-		return nil, err
+		return nil, &entryError{-1, err}
 	}
 	names, ids := make(map[string]bool), make(map[tenants.ID]string)
 	for i := range d.Tenants {
 		t, err := d.Tenants[i].tenant(dir)
 		if err != nil {
-			return nil, fmt.Errorf("tenant %d (%q): %w", i+1, d.Tenants[i].Name, err)
+			return nil, &entryError{i, fmt.Errorf("%q: %w", d.Tenants[i].Name, err)}
 		}
 		if names[t.Name] {
-			return nil, fmt.Errorf("tenant %q is there twice", t.Name)
+			return nil, &entryError{i, fmt.Errorf("the name %q is there twice", t.Name)}
 		}
 		if other, ok := ids[t.ID]; ok {
-			return nil, fmt.Errorf("tenants %q and %q have one cache_salt", other, t.Name)
+			return nil, &entryError{i, fmt.Errorf("%q and %q have one cache_salt", other, t.Name)}
 		}
 		names[t.Name], ids[t.ID] = true, t.Name
 		f.Tenants = append(f.Tenants, t)
@@ -147,24 +172,26 @@ func (e *entry) tenant(dir string) (t Tenant, err error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)
 	}
-	t.ID, err = ReadSalt(path)
+	t.ID, err = readSalt(path, onlyRegular)
 	return t, err
 }
 
 // quotaOf is a quota, 0 if it is not there: a quota of nothing would be a way to say that there is none.
-func quotaOf(key string, b *config.Bytes) (int64, error) {
+func quotaOf(key string, b *size) (int64, error) {
 	switch {
 	case b == nil:
 		return 0, nil
 	case *b < leastMaxBytes:
-		return 0, fmt.Errorf("%s is %s: at least %s", key, *b, config.Bytes(leastMaxBytes))
+		return 0, fmt.Errorf("%s is %s: at least %s", key, config.Bytes(*b), config.Bytes(leastMaxBytes))
 	}
 	return int64(*b), nil
 }
 
 // ReadSalt reads a file that has a cache_salt and nothing else but a line break at its end, and returns whose it is.
-func ReadSalt(path string) (id tenants.ID, err error) {
-	text, err := read(path, connector.MaxScopeBytes+2)
+func ReadSalt(path string) (id tenants.ID, err error) { return readSalt(path, anyKind) }
+
+func readSalt(path string, kind fileKind) (id tenants.ID, err error) {
+	text, err := read(path, connector.MaxScopeBytes+2, kind)
 	if err != nil {
 		return id, fmt.Errorf("cache_salt: %w", err)
 	}
@@ -184,14 +211,33 @@ func ParseID(text string) (id tenants.ID, err error) {
 	return tenants.ID(b), nil
 }
 
+// fileKind says what may be read: where a daemon reads it, no pipe, which it would wait for.
+type fileKind bool
+
+const (
+	anyKind     fileKind = false
+	onlyRegular fileKind = true
+)
+
 // read reads a file of a bounded size.
-func read(path string, maxBytes int64) ([]byte, error) {
-	f, err := os.Open(path)
+func read(path string, maxBytes int64, kind fileKind) (text []byte, err error) {
+	flags := os.O_RDONLY
+	if kind == onlyRegular {
+		flags |= syscall.O_NONBLOCK
+	}
+	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if kind == onlyRegular {
+		if info, err := f.Stat(); err != nil {
+			return nil, err
+		} else if !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("%s is not a regular file", path)
+		}
+	}
+	text, err = io.ReadAll(io.LimitReader(f, maxBytes+1))
 	if err == nil && int64(len(text)) > maxBytes {
 		err = fmt.Errorf("%s has more than %d bytes", path, maxBytes)
 	}

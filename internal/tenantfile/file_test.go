@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -71,10 +72,39 @@ func TestAWrongFileIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(filepath.Join(dir, "pipe")); err == nil || !strings.Contains(err.Error(), "regular") {
+		t.Errorf("a pipe: %v", err)
+	}
 	if _, err := Load(filepath.Join(dir, "none.yaml")); err == nil {
 		t.Error("a file that is not there passes")
 	}
 	if _, err := Load(write(t, dir, "large.yaml", strings.Repeat("#", maxFileBytes+1))); err == nil {
 		t.Error("a file of any size is read")
+	}
+}
+
+func TestAnErrorHasItsLine(t *testing.T) {
+	dir := t.TempDir()
+	const digest = "digest: \"0123456789abcdef\""
+	for text, line := range map[string]int{
+		"# quotas\ndefault_max_bytes: 12":                                                      2,
+		"default_max_bytes: 1GB\ntenants:\n  - {name: a, " + digest + "}\n\n  - {name: b}":     5,
+		"tenants:\n  - name: a\n    " + digest + "\n  - name: a\n    digest: \"00\"":           4,
+		"tenants:\n  - {name: a, " + digest + "}\n  - {name: b, " + digest + "}":               3,
+		"tenants:\n  - {name: a, " + digest + "}\n  - {name: a, digest: \"0123456789abcdee\"}": 3,
+		"x: 1\n":                               1,
+		"tenants:\n  - name: a\n    salt: 2\n": 3,
+		"tenants:\n  - {name: a, max_bytes: lots}\n":    2,
+		"tenants:\n  - {name: a}\n  - {name: [\n":       3,
+		"tenants:\n  - &x {name: a}\n  - *x\n":          2,
+		"l: &l\n  - {name: a}\ntenants: *l\n":           1,
+		"tenants:\n  - {name: a, cache_salt_file: x}\n": 2,
+	} {
+		if _, err := Load(write(t, dir, "tenants.yaml", text)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("line %d", line)) {
+			t.Errorf("%q: %v, want line %d", text, err, line)
+		}
 	}
 }

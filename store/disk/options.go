@@ -82,7 +82,7 @@ type Options struct {
 	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
 	// minutes of 50,000 records a second.
 	EventBytes int64
-	// Quotas are how many bytes of slots tenants may have.
+	// Quotas are how many bytes of slots tenants may have: see [Store.SetQuotas].
 	Quotas quota.Limits
 	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
 	// that is [ErrSegmentsMissing].

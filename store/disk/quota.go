@@ -4,6 +4,9 @@ import (
 	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
+// SetQuotas replaces the quotas that the store was opened with: see [quota.Quotas.SetLimits].
+func (s *Store) SetQuotas(l quota.Limits) { s.quotas.SetLimits(l) }
+
 // quotaEviction is a part of an eviction for a tenant's quota.
 type quotaEviction struct {
 	*quota.Eviction

@@ -9,14 +9,17 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 
 	"github.com/alecthomas/kong"
 
+	"github.com/kvconn/kvconn/internal/cli/cache/stopped"
 	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/admin"
 	"github.com/kvconn/kvconn/store/archive"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // exportCmd is `kvconnd cache export`.
@@ -25,27 +28,44 @@ type exportCmd struct {
 	Model     string `name:"model" xor:"what" required:"" placeholder:"NAME" help:"Export all namespaces of this model."`
 	Namespace string `name:"namespace" xor:"what" required:"" placeholder:"DIGEST" help:"Export this namespace: its digest, or the beginning of it that no other has."`
 	Output    string `name:"output" short:"o" required:"" placeholder:"FILE" help:"The file to write. It must not be there yet."`
-	Unsealed  bool   `name:"unsealed" help:"Export a store with a key file: payloads are in plain text in the file."`
-	JSON      bool   `name:"json" help:"Print what was exported as JSON."`
+	keys
+	Unsealed bool `name:"unsealed" help:"Export a store with a key file: payloads are in plain text in the file."`
+	JSON     bool `name:"json" help:"Print what was exported as JSON."`
 }
 
 // Help is shown below the command's summary.
 func (*exportCmd) Help() string {
 	return `Each record is verified as it leaves the store, and once more as it is written to the file. What is saved or evicted meanwhile
-may be in it or not. Give the file to 'kvconnd cache import' on another node.`
+may be in it or not. Give the file to 'kvconnd cache import' on another node.
+
+If no daemon runs on the store of --dir, the command opens the store itself, and nothing is evicted. A daemon cannot be
+started on it meanwhile.`
 }
 
 // Run writes the file.
 func (c *exportCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
-	daemon, err := c.find(ctx, command, resolver)
+	daemon, s, err := c.reach(ctx, command, resolver, func() (*disk.Store, error) { return c.openToRead(ctx, std) })
 	if err != nil {
 		return err
 	}
+	if s == nil {
+		done, failed, err := c.fromDaemon(ctx, daemon)
+		return c.report(&done, failed, "see the daemon's log", err, std)
+	}
+	done, failed, err := c.fromStore(ctx, s, std)
+	if closed := s.Close(); err == nil && closed != nil {
+		err = fmt.Errorf("the file is complete, but: %w", closed)
+	}
+	return c.report(&done, strconv.FormatInt(failed, 10), "'kvconnd fsck --payload' says which, and drops them", err, std)
+}
+
+// fromDaemon writes the file from what the daemon sends.
+func (c *exportCmd) fromDaemon(ctx context.Context, daemon *client) (done archive.Imported, failed string, err error) {
 	q := url.Values{"model": {c.Model}}
 	if c.Namespace != "" {
 		digest, err := daemon.digest(ctx, c.Namespace)
 		if err != nil {
-			return err
+			return done, "", err
 		}
 		q = url.Values{"namespace": {digest}}
 	}
@@ -54,10 +74,15 @@ func (c *exportCmd) Run(ctx context.Context, command *kong.Context, resolver *se
 	}
 	resp, err := daemon.open(ctx, http.MethodGet, "/v1/archive?"+q.Encode(), http.NoBody)
 	if err != nil {
-		return err
+		return done, "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	done, err := write(ctx, c.Output, resp.Body)
+	done, err = write(ctx, c.Output, resp.Body)
+	return done, resp.Trailer.Get(admin.FailedTrailer), err
+}
+
+// report prints what was exported. failed is how many records were not.
+func (c *exportCmd) report(done *archive.Imported, failed, look string, err error, std *terminal.Streams) error {
 	if err != nil {
 		return err
 	}
@@ -69,8 +94,8 @@ func (c *exportCmd) Run(ctx context.Context, command *kong.Context, resolver *se
 	if err != nil {
 		return err
 	}
-	if failed := resp.Trailer.Get(admin.FailedTrailer); failed != "" && failed != "0" {
-		return fmt.Errorf("%s records could not be read, or were damaged, and are not in the file: see the daemon's log", printable(failed))
+	if failed != "" && failed != "0" {
+		return fmt.Errorf("%s records could not be read, or were damaged, and are not in the file: %s", printable(failed), look)
 	}
 	return nil
 }
@@ -102,6 +127,8 @@ func write(ctx context.Context, path string, from io.Reader) (done archive.Impor
 // importCmd is `kvconnd cache import`.
 type importCmd struct {
 	where
+	keys
+	caps
 	File string `arg:"" name:"file" help:"A file that 'kvconnd cache export' has written; - for the standard input."`
 	JSON bool   `name:"json" help:"Print what was imported as JSON."`
 }
@@ -110,32 +137,79 @@ type importCmd struct {
 func (*importCmd) Help() string {
 	return `Each record is verified. One that is damaged in the file is counted and left out, and the others go in; the exit status
 is 0 only if all did. Import files only from those whom you would let write to the store: what is in them is
-given to engines. When the command ends, what it has imported is durable.`
+given to engines. When the command ends, what it has imported is durable.
+
+If no daemon runs on the store of --dir, the command opens the store itself, or makes one in an empty directory. Give it the daemon's
+--config, or the same --max-bytes, --min-free, --key-file and --tenants-file. A daemon cannot be started on the store meanwhile. A signal ends
+the import early, and leaves a whole store.`
 }
 
 // Run reads the file.
 func (c *importCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
-	daemon, err := c.find(ctx, command, resolver)
+	daemon, s, err := c.reach(ctx, command, resolver, func() (*disk.Store, error) { return c.openToWrite(ctx, std) })
 	if err != nil {
 		return err
 	}
-	in := std.In
-	if c.File != "-" {
-		f, err := os.Open(c.File)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
+	if s == nil {
+		done, err := c.intoDaemon(ctx, daemon, std)
+		return c.report(&done, err, std)
 	}
+	done, err := c.intoStore(ctx, s, std)
+	return c.report(&done, errors.Join(err, s.Close()), std)
+}
+
+// open opens the file. size is 0 if it is not known.
+func (c *importCmd) open(std *terminal.Streams) (in io.ReadCloser, size int64, err error) {
+	if c.File == "-" {
+		return io.NopCloser(std.In), 0, nil
+	}
+	f, err := os.Open(c.File)
+	if err != nil {
+		return nil, 0, err
+	}
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+		size = info.Size()
+	}
+	return f, size, nil
+}
+
+// intoStore puts the file into a store that this process has open.
+func (c *importCmd) intoStore(ctx context.Context, s *disk.Store, std *terminal.Streams) (done archive.Imported, err error) {
+	in, size, err := c.open(std)
+	if err != nil {
+		return done, err
+	}
+	defer func() { _ = in.Close() }()
+	bar := newBar(std)
+	defer bar.end()
+	if done, err = stopped.Import(ctx, s, in, func(read int64) { bar.set("importing bytes", read, size) }); err != nil {
+		err = fmt.Errorf("import %s: %w (%d records were imported before that)", c.File, err, done.Records)
+	}
+	return done, err
+}
+
+// intoDaemon sends the file to the daemon.
+func (c *importCmd) intoDaemon(ctx context.Context, daemon *client, std *terminal.Streams) (done archive.Imported, err error) {
+	in, _, err := c.open(std)
+	if err != nil {
+		return done, err
+	}
+	defer func() { _ = in.Close() }()
 	resp, err := daemon.open(ctx, http.MethodPost, "/v1/archive", io.NopCloser(in))
 	if err != nil {
-		return err
+		return done, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	var done archive.Imported
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswerBytes)).Decode(&done); err != nil {
-		return fmt.Errorf("import %s: %w", c.File, err)
+		return done, fmt.Errorf("import %s: %w", c.File, err)
+	}
+	return done, nil
+}
+
+// report prints what was imported, and says what of the file was not.
+func (c *importCmd) report(done *archive.Imported, err error, std *terminal.Streams) error {
+	if err != nil {
+		return err
 	}
 	if c.JSON {
 		err = terminal.PrintJSON(std.Out, done)

@@ -42,11 +42,11 @@ func AccessOf(s *config.Serve) server.Access {
 }
 
 // LoadTenants reads a file of tenants; without a name there are none.
-func LoadTenants(file string) (*tenantfile.File, error) {
+func LoadTenants(file string) (*tenantfile.Live, error) {
 	if file == "" {
 		return nil, nil
 	}
-	return tenantfile.Load(file)
+	return tenantfile.Open(file)
 }
 
 // LoadKeys reads a key file; without a name there are no keys.

@@ -16,7 +16,6 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/purge"
-	"github.com/kvconn/kvconn/store/disk/quota"
 )
 
 // Namespace is one namespace of the store: all records that engines of one configuration can share.
@@ -82,9 +81,8 @@ type Options struct {
 	Sealed bool
 	// Bucket says that there is an object tier, too.
 	Bucket bool
-	// Tenants are those with names.
-	Tenants []tenantfile.Tenant
-	Quotas  quota.Limits
+	// Tenants are those with names, and all quotas.
+	Tenants *tenantfile.Live
 	Logger  *slog.Logger
 }
 
@@ -111,10 +109,11 @@ func (s *Service) ServeList(w http.ResponseWriter, r *http.Request) {
 	}
 	all := s.o.Disk.Contents()
 	<-s.counting
-	httpserve.WriteJSON(w, http.StatusOK, listOf(all), "  ")
+	httpserve.WriteJSON(w, http.StatusOK, ListOf(all), "  ")
 }
 
-func listOf(all []store.Contents) *List {
+// ListOf lists what a store holds.
+func ListOf(all []store.Contents) *List {
 	l := &List{Namespaces: make([]Namespace, len(all))}
 	for i := range all {
 		l.Namespaces[i] = of(&all[i])

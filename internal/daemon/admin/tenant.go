@@ -67,17 +67,19 @@ func (s *Service) ServeTenants(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Service) tenants() *TenantList {
-	names := make(map[tenants.ID]string, len(s.o.Tenants))
-	for _, t := range s.o.Tenants {
+	file := s.o.Tenants.File()
+	quotas := file.Quotas()
+	names := make(map[tenants.ID]string, len(file.Names()))
+	for _, t := range file.Names() {
 		names[t.ID] = t.Name
 	}
 	l := &TenantList{Tenants: []Tenant{}}
 	for _, t := range s.o.Disk.Tenants() {
-		l.Tenants = append(l.Tenants, s.tenantOf(&t, names[t.ID]))
+		l.Tenants = append(l.Tenants, tenantOf(&t, names[t.ID], quotas.Of(t.ID)))
 		delete(names, t.ID)
 	}
 	for id, name := range names { // those without records
-		l.Tenants = append(l.Tenants, s.tenantOf(&tenants.Tenant{ID: id}, name))
+		l.Tenants = append(l.Tenants, tenantOf(&tenants.Tenant{ID: id}, name, quotas.Of(id)))
 	}
 	slices.SortFunc(l.Tenants, func(a, b Tenant) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Digest, b.Digest))
@@ -85,8 +87,8 @@ func (s *Service) tenants() *TenantList {
 	return l
 }
 
-func (s *Service) tenantOf(t *tenants.Tenant, name string) Tenant {
-	a := Tenant{Digest: t.ID.String(), Name: name, Kind: kindOf(t.ID), Records: t.Records, Bytes: t.Bytes, MaxBytes: s.o.Quotas.Of(t.ID), Hits: t.Hits}
+func tenantOf(t *tenants.Tenant, name string, maxBytes int64) Tenant {
+	a := Tenant{Digest: t.ID.String(), Name: name, Kind: kindOf(t.ID), Records: t.Records, Bytes: t.Bytes, MaxBytes: maxBytes, Hits: t.Hits}
 	if !t.LastHit.IsZero() {
 		a.LastHit = &t.LastHit
 	}

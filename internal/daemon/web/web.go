@@ -46,7 +46,7 @@ func Handler(routes []Route, token string) http.Handler {
 }
 
 func refusePayloads(w http.ResponseWriter, _ *http.Request) {
-	http.Error(w, "payloads are served with a token alone: set http_token", http.StatusForbidden)
+	http.Error(w, "payloads are served with a token alone: set http_token, or stop the daemon and export or import with --dir", http.StatusForbidden)
 }
 
 // Challenge distinguishes a daemon that wants its token from a router.

@@ -28,13 +28,10 @@ const (
 
 // Run makes room for writes that wait, until ctx ends. There must be no more writes then.
 func (q *Quotas) Run(ctx context.Context) {
-	if !q.o.Limits.Any() {
-		return
-	}
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
-		for over, looked := q.ledger.Over(q.o.Limits.Of), time.Now(); ; {
+		for over, looked := q.over(), time.Now(); ; {
 			progress, left := q.pass(over)
 			if !left || ctx.Err() != nil {
 				break
@@ -43,22 +40,36 @@ func (q *Quotas) Run(ctx context.Context) {
 				fsio.Sleep(ctx, stuckLeast)
 			}
 			if time.Since(looked) > lookInterval { // others may have more than theirs meanwhile
-				over, looked = q.ledger.Over(q.o.Limits.Of), time.Now()
+				over, looked = q.over(), time.Now()
 			}
+		}
+		look := tick.C
+		if !q.limits.Load().Any() {
+			look = nil
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-q.wake:
-		case <-tick.C:
+		case <-look:
 		}
 	}
+}
+
+// over are the tenants that have more than their quotas.
+func (q *Quotas) over() []tenants.ID {
+	l := q.limits.Load()
+	if !l.Any() {
+		return nil
+	}
+	return q.ledger.Over(l.Of)
 }
 
 // due is a tenant that has writes waiting, or more than its quota.
 type due struct {
 	id tenants.ID
 	*account
+	limit int64 // 0 for none any more
 	need  int64 // what must be freed before all of them fit, or all that pins leave
 	freed int64
 }
@@ -94,16 +105,17 @@ func (q *Quotas) due(over []tenants.ID) (list []due) {
 	for _, id := range over {
 		q.account(id)
 	}
-	kept := 0
+	kept, limits := 0, q.limits.Load()
 	for id, a := range q.accounts {
-		limit := q.o.Limits.Of(id)
-		used, pinned := q.used(id)
-		need := used + a.reserved - limit
-		for i := range a.queue {
-			need += a.queue[i].bytes
+		need, limit := int64(0), limits.Of(id)
+		if limit > 0 {
+			used, pinned := q.used(id)
+			need = min(used+a.reserved-limit+a.waits(limit-pinned), used-pinned)
+		} else {
+			a.victims = nil
 		}
-		if need = min(need, used-pinned); need > 0 || len(a.queue) > 0 {
-			list = append(list, due{id: id, account: a, need: need})
+		if need > 0 || len(a.queue) > 0 {
+			list = append(list, due{id: id, account: a, limit: limit, need: need})
 			continue
 		}
 		if kept += len(a.victims); kept > keepVictims {
@@ -116,9 +128,19 @@ func (q *Quotas) due(over []tenants.ID) (list []due) {
 	return list
 }
 
+// waits is how many bytes wait for room, without writes that will be refused, as they have more than most.
+func (a *account) waits(most int64) (bytes int64) {
+	for i := range a.queue {
+		if b := a.queue[i].bytes; b <= most {
+			bytes += b
+		}
+	}
+	return bytes
+}
+
 // evict evicts victims that were selected before. Only the goroutine of Run has to do with victims.
 func (q *Quotas) evict(d *due) (progress bool) {
-	extra := q.o.Limits.Of(d.id) / batchPart
+	extra := d.limit / batchPart
 	for d.need > d.freed && len(d.victims) > 0 {
 		e := &Eviction{ID: d.id, Victims: d.victims, Bytes: d.need + extra - d.freed}
 		q.o.Evict(e)
@@ -174,10 +196,10 @@ func (q *Quotas) admit(d *due, now time.Time) (progress bool) {
 	var through []func(error)
 	var late []waiter
 	var errs []error
-	limit := q.o.Limits.Of(d.id)
+	limit := d.limit
 	q.mu.Lock()
 	used, pinned := q.used(d.id)
-	for ; len(d.queue) > 0 && used+d.reserved+d.queue[0].bytes <= limit; d.queue = d.queue[1:] {
+	for ; len(d.queue) > 0 && (limit == 0 || used+d.reserved+d.queue[0].bytes <= limit); d.queue = d.queue[1:] {
 		d.reserved += d.queue[0].bytes
 		through = append(through, d.queue[0].done)
 	}

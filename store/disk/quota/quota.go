@@ -62,6 +62,7 @@ type Eviction struct {
 
 // Options are what [Quotas] work with.
 type Options struct {
+	// Limits are those to begin with: see [Quotas.SetLimits].
 	Limits Limits
 	Table  *index.Table
 	// Evict has the one goroutine that changes the index do a part of an eviction, and waits for it.
@@ -75,7 +76,9 @@ type Quotas struct {
 	o      Options
 	ledger *tenants.Ledger
 	wake   chan struct{}
+	limits atomic.Pointer[Limits]
 
+	setting  sync.Mutex // held by SetLimits
 	mu       sync.Mutex
 	accounts map[tenants.ID]*account
 
@@ -106,10 +109,27 @@ type waiter struct {
 // New returns the quotas of a store. [Quotas.Run] must run, or writes that wait do so without end.
 func New(o Options) *Quotas {
 	q := &Quotas{o: o, ledger: o.Table.Tenants(), wake: make(chan struct{}, 1), accounts: make(map[tenants.ID]*account)}
-	for id := range o.Limits.Tenants {
+	q.SetLimits(o.Limits)
+	return q
+}
+
+// SetLimits replaces the limits. Writes that wait are let through, or refused, as the new ones say; of a tenant with more than its new limit
+// the coldest records are evicted. Writes that are under way without a limit may pass a new one until they, too, are evicted.
+func (q *Quotas) SetLimits(l Limits) {
+	q.setting.Lock()
+	defer q.setting.Unlock()
+	before := q.limits.Swap(&l)
+	for id := range l.Tenants {
 		q.ledger.Keep(id)
 	}
-	return q
+	if before != nil {
+		for id := range before.Tenants {
+			if l.Tenants[id] == 0 {
+				q.ledger.Unkeep(id)
+			}
+		}
+	}
+	q.notify()
 }
 
 // Ticket is what a write has taken of a quota. Its zero value has taken nothing.
@@ -123,11 +143,12 @@ type Ticket struct {
 // never will be, and with [store.ErrBusy] if there is none until pins end. The ticket is to be given to [Quotas.Release] once the write has ended, but not if done was called with an
 // error.
 func (q *Quotas) Admit(id tenants.ID, bytes int64, done func(error)) (t Ticket, now bool, err error) {
-	if !q.o.Limits.Any() {
+	limits := q.limits.Load()
+	if !limits.Any() {
 		return t, true, nil
 	}
 	as, _ := q.ledger.Tenant(id) // it may count with the rest
-	limit := q.o.Limits.Of(as.ID)
+	limit := limits.Of(as.ID)
 	switch {
 	case limit == 0:
 		return t, true, nil

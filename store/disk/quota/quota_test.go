@@ -62,6 +62,8 @@ func (f *fixture) run() {
 	f.t.Cleanup(func() { stop(); <-ended })
 }
 
+func (f *fixture) limit(id tenants.ID) int64 { return f.q.limits.Load().Of(id) }
+
 // insert adds a record of a tenant.
 func (f *fixture) insert(id tenants.ID) index.Ref {
 	f.mu.Lock()
@@ -71,7 +73,7 @@ func (f *fixture) insert(id tenants.ID) index.Ref {
 	f.free = f.free[:len(f.free)-1]
 	binary.LittleEndian.PutUint64(in.ID.Key[:], f.seq*0x9E3779B97F4A7C15)
 	f.table.Insert([]index.Insertion{in})
-	if t, _ := f.table.Tenants().Tenant(id); f.q.o.Limits.Of(id) > 0 && t.Bytes > f.q.o.Limits.Of(id) {
+	if t, _ := f.table.Tenants().Tenant(id); f.limit(id) > 0 && t.Bytes > f.limit(id) {
 		f.t.Errorf("tenant %v has %d bytes", id, t.Bytes)
 	}
 	return in.Ref
@@ -122,7 +124,7 @@ func TestManyTenantsKeepTheirQuotas(t *testing.T) {
 	writers.Wait()
 	for i := range many {
 		have, _ := f.table.Tenants().Tenant(numbered(i))
-		limit := f.q.o.Limits.Of(numbered(i))
+		limit := f.limit(numbered(i))
 		if i == 0 && have.Records != each || i > 0 && (have.Bytes > limit || have.Bytes < limit-slot) {
 			t.Errorf("tenant %d: %d records, a quota of %d", i, have.Records, limit/slot)
 		}
@@ -194,7 +196,7 @@ func TestTooMuchAtTheStartGoes(t *testing.T) {
 	for i := range 300 {
 		f.insert(numbered(1 + i%2))
 	}
-	f.q.o.Limits = Limits{Tenants: map[tenants.ID]int64{numbered(1): 20 * slot}}
+	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{numbered(1): 20 * slot}})
 	f.run()
 	wait.For(t, "the tenant is within its quota", func() bool {
 		have, _ := f.table.Tenants().Tenant(numbered(1))
@@ -226,7 +228,7 @@ func TestMoreThanAQuotaMayBePinned(t *testing.T) {
 	refs, seqs := []index.Ref{f.insert(id), f.insert(id), f.insert(id)}, []uint64{1, 2, 3}
 	f.insert(id)
 	f.table.Keep(refs, seqs, true, 1<<20)
-	f.q.o.Limits.Default = 2 * slot
+	f.q.SetLimits(Limits{Default: 2 * slot})
 	if progress, left := f.q.pass([]tenants.ID{id}); !progress || left {
 		t.Errorf("a pass has left something to do, progress %v", progress)
 	}
@@ -274,5 +276,68 @@ func TestPinsThatFillAQuotaRefuseWrites(t *testing.T) {
 	have, _ := f.table.Tenants().Tenant(id)
 	if have.Records != 4 || have.Pinned != 3*slot || f.table.Kept().Records != 3 || f.q.Stats().Refused != 2 {
 		t.Errorf("%+v, %+v, %+v", have, f.table.Kept(), f.q.Stats())
+	}
+}
+
+// New limits count at once, for what there is and for what waits.
+func TestLimitsChangeWhileWritesWait(t *testing.T) {
+	one, other := numbered(1), numbered(2)
+	f := newFixture(t, 1000, Limits{}, time.Hour)
+	for i := range 300 {
+		f.insert(numbered(1 + i%2))
+	}
+	f.run()
+	records := func(id tenants.ID) int64 {
+		have, _ := f.table.Tenants().Tenant(id)
+		return have.Records
+	}
+	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{one: 20 * slot}})
+	wait.For(t, "the tenant is within its quota", func() bool { return records(one) <= 20 })
+	if n := records(other); n != 150 {
+		t.Errorf("%d records of another tenant", n)
+	}
+	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{one: 40 * slot, other: 120 * slot}})
+	wait.For(t, "the other one too", func() bool { return records(other) <= 120 })
+
+	// All that one has is held: its write waits until it has a larger quota, or none.
+	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{one: slot}})
+	wait.For(t, "one record is left", func() bool { return records(one) <= 1 })
+	for records(one) < 1 {
+		f.insert(one)
+	}
+	for ref := range index.Ref(1000) {
+		f.table.PinSlot(ref) // as loads do
+	}
+	for _, l := range []Limits{{Default: 1000 * slot}, {}} {
+		ended := make(chan error, 1)
+		f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{one: slot}})
+		before := records(one)
+		f.write(one, func(err error) { ended <- err })
+		wait.For(t, "the write waits", func() bool { return f.q.Stats().Waiting == 1 })
+		f.q.SetLimits(l)
+		if err := <-ended; err != nil || records(one) != before+1 {
+			t.Errorf("%+v: %v, %d records", l, err, records(one))
+		}
+	}
+}
+
+// A write that waits and has more than a new limit is refused, and nothing is evicted for it.
+func TestAWriteThatWaitsIsRefusedByALowerLimit(t *testing.T) {
+	id := numbered(1)
+	f := newFixture(t, 100, Limits{Default: 8 * slot}, time.Hour)
+	for range 8 {
+		f.insert(id)
+	}
+	ended := make(chan error, 1)
+	if _, now, err := f.q.Admit(id, 7*slot, func(err error) { ended <- err }); now || err != nil {
+		t.Fatal(now, err)
+	}
+	f.q.SetLimits(Limits{Default: 6 * slot})
+	f.run()
+	if err := <-ended; !errors.Is(err, store.ErrBusy) {
+		t.Errorf("%v", err)
+	}
+	if have, _ := f.table.Tenants().Tenant(id); have.Records < 5 || have.Records > 6 {
+		t.Errorf("%d records are left", have.Records)
 	}
 }

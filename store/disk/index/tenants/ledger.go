@@ -151,13 +151,24 @@ func (l *Ledger) number(id ID) Number {
 	return l.numbers[id]
 }
 
-// Keep gives a tenant a number for good, if one is left, whether or not it has records.
+// Keep gives a tenant a number until [Ledger.Unkeep], if one is left, whether or not it has records.
 func (l *Ledger) Keep(id ID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kept[id] = true
 	if _, ok := l.numbers[id]; !ok {
 		l.number(id)
+	}
+}
+
+// Unkeep lets the tenant's number go to another once the tenant has no records.
+func (l *Ledger) Unkeep(id ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.kept, id)
+	if n, ok := l.numbers[id]; ok && n >= firstFree && l.tenants[n].Records == 0 {
+		delete(l.numbers, id)
+		l.free = append(l.free, n)
 	}
 }
 

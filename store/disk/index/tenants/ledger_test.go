@@ -150,3 +150,26 @@ func TestASnapshotHasTheTenants(t *testing.T) {
 		}
 	}
 }
+
+// A number that was kept for a tenant is given to another once that tenant is not to keep it, and has no records.
+func TestAKeptNumberCanBeGivenBack(t *testing.T) {
+	l := newLedger(t)
+	a, b := tenant("a"), tenant("b")
+	l.Keep(a)
+	l.Keep(b)
+	l.Add(0, b, 10)
+	l.Unkeep(a)
+	l.Unkeep(b)
+	l.Unkeep(tenant("nobody"))
+	l.Unkeep(ID{})
+	l.Unkeep(ID{})
+	l.want(t, b, 1, 10)
+	l.Add(1, tenant("c"), 20) // gets a's number
+	l.want(t, tenant("c"), 1, 20)
+	l.Remove(0, 10)
+	l.Add(2, tenant("d"), 30) // gets b's
+	l.want(t, tenant("d"), 1, 30)
+	if len(l.tenants) != int(firstFree)+2 {
+		t.Errorf("%d numbers for two tenants", len(l.tenants))
+	}
+}
