@@ -59,6 +59,7 @@ func (c *committing) runAdopt(job *recovery.AdoptJob) {
 	s.writes.mu.Lock()
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)
 	s.writes.mu.Unlock()
+	s.pins.Found(a.found)
 	c.publishAdopted() // if the journal fails, the next one is written from the index
 	if job.Err = c.journalAdopted(job); job.Err != nil {
 		for _, r := range a.removed {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store/disk/pins"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // fill writes new records, enough to have all others evicted.
@@ -205,4 +207,73 @@ func TestADamagedFileOfPinsCostsNoData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// After a lost journal a record is pinned as soon as its header is read, and not only when all are: saves evict meanwhile.
+func TestPinsHoldWhatARebuildHasFound(t *testing.T) {
+	t.Parallel()
+	o, records := killedStore(t, testOptions(""), 80)
+	o.PinMaxPercent = maxPinPercent
+	s, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := openNamespace(t, s, "a")
+	awaitRebuild(t, s)
+	var prompt []testRecord
+	for _, r := range records {
+		if r.ID.Namespace == ns && r.ID.Shard == 0 {
+			prompt = append(prompt, r)
+		}
+	}
+	added, err := s.Pins().Add(t.Context(), append(promptPin(ns, prompt), pins.Pin{Namespace: ns}), time.Hour, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{recovery.JournalDir, "index.snap"} {
+		if err := os.RemoveAll(filepath.Join(o.Dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slow := holdReads(&o)
+	if s, err = Open(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	goOn := sync.OnceFunc(func() { close(slow.release) })
+	t.Cleanup(func() { goOn(); _ = s.Close() })
+	pinned := func() (pinned, there int64) { return s.Stats().Pinned, recordsIn(s, ns) }
+	for range 2 {
+		for done := s.rebuild.State().SegmentsDone; s.rebuild.State().SegmentsDone == done && s.rebuild.Running(); {
+			if slow.pass.Load() <= 0 { // else all pass
+				slow.pass.Add(20)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		wait.For(t, "what was found is pinned", func() bool { pinned, there := pinned(); return pinned == there && there > 0 })
+	}
+	if !s.rebuild.Running() {
+		t.Error("the rebuild has ended")
+	}
+	// A pin that ends meanwhile keeps nothing that is found later.
+	if err := s.Pins().Remove(t.Context(), added[0].ID, added[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	goOn()
+	awaitRebuild(t, s)
+	if pinned, there := pinned(); pinned != 0 || there == 0 {
+		t.Errorf("%d of %d records are pinned, and there is no pin", pinned, there)
+	}
+}
+
+// recordsIn is how many records a namespace has.
+func recordsIn(s *Store, ns connector.NamespaceDigest) int64 {
+	for _, c := range s.Contents() {
+		if c.Digest == ns {
+			return c.Records
+		}
+	}
+	return 0
 }

@@ -47,6 +47,7 @@ type Pins struct {
 
 	mu      sync.Mutex
 	list    []Pin
+	late    *late // of list; nil until a record is found late
 	lost    bool
 	changed chan struct{}
 }
@@ -75,6 +76,7 @@ func (p *Pins) Load(ctx context.Context) {
 	now := p.o.Clock()
 	p.mu.Lock()
 	p.list, _ = without(list, func(pin *Pin) bool { return !pin.Until.After(now) })
+	p.late = nil
 	list = slices.Clone(p.list)
 	p.mu.Unlock()
 	p.apply(ctx, list)
@@ -256,7 +258,7 @@ func (p *Pins) save(list []Pin) error {
 // set makes a list the one in force.
 func (p *Pins) set(list []Pin) {
 	p.mu.Lock()
-	p.list = list
+	p.list, p.late = list, nil
 	p.mu.Unlock()
 	select {
 	case p.changed <- struct{}{}:
@@ -299,8 +301,8 @@ const (
 	settle = time.Second
 )
 
-// Run ends pins whose time is over, until ctx ends. complete says whether the store knows all of its records: pins apply to
-// those that are found later, too.
+// Run ends pins whose time is over, until ctx ends. complete says whether the store knows all of its records: pins are applied once more when it
+// does, since a record may have been found before its namespace was known.
 func (p *Pins) Run(ctx context.Context, complete func() bool) {
 	again := !complete()
 	for ctx.Err() == nil {
