@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/chain"
 	"github.com/kvconn/kvconn/leader/doubt"
 )
 
@@ -46,7 +47,7 @@ func New(o Options, index Index) (*Leader, error) {
 	}
 	m := l.opts.Manifest
 	l.requests.init(len(m.Groups))
-	l.hash = hasher{digest: l.opts.Namespace, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
+	l.hash = hasher{chain.New(l.opts.Namespace, m.BlockSize)}
 	l.planned.init(l.opts.SaveTTL, l.opts.Now())
 	l.room.limit = connector.MaxFrameBytes - frameHeadroom
 	return l, nil

@@ -133,7 +133,7 @@ func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.
 			t.Blocks[i] = r.planBlock(s.First+i, slot)
 		}
 		if s.First <= len(r.keys) && r.roots != nil {
-			t.Parent, t.Scope = r.parent(s.First), r.roots.digest
+			t.Parent, t.Scope = r.parent(s.First), r.roots.Digest
 		}
 		out = append(out, t)
 	}

@@ -121,7 +121,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 // or spans have changed starts over.
 func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err error) {
 	r = l.requests.byHash[xxh3.HashString128(m.Request)]
-	if r != nil && (string(r.id) != m.Request || r.roots.scope != m.Scope || !r.sameSpans(m.Spans)) {
+	if r != nil && (string(r.id) != m.Request || r.roots.Scope != m.Scope || !r.sameSpans(m.Spans)) {
 		l.forget(r)
 		r = nil
 	}
@@ -131,7 +131,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 		}
 		l.makeRoom(1, len(m.Tokens))
 		r = l.requests.add(m.Request)
-		r.roots = l.hash.rootsOf(m.Scope)
+		r.roots = l.hash.Roots(m.Scope)
 		r.setSpans(m.Spans)
 		r.prompt = len(m.Tokens)
 		fresh = true

@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/chain"
 )
 
 // request is what the leader knows of one request of the engine. Tokens are only added or
@@ -16,7 +17,7 @@ type request struct {
 	hash  xxh3.Uint128
 	id    []byte
 	trace []byte
-	roots *roots
+	roots *chain.Roots
 	// spans and the bytes of their ids.
 	spans   []connector.Span
 	spanIDs []byte
@@ -196,7 +197,7 @@ func (r *request) parent(i int) connector.Key {
 	if i > 0 {
 		return r.keys[i-1]
 	}
-	return r.roots.key
+	return r.roots.Key
 }
 
 // planBlock names block i, which lies in slot. Blocks beyond what the leader knows get the

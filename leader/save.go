@@ -107,7 +107,7 @@ func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *pricing.
 	l.hash.proofs(r, end)
 	l.stats.SaveBlocks += uint64(end - first)
 	l.tellSaves(r, g, first, end)
-	t := connector.Transfer{Group: g.Index, Parent: r.parent(first), Scope: r.roots.digest, Blocks: make([]connector.PlanBlock, end-first)}
+	t := connector.Transfer{Group: g.Index, Parent: r.parent(first), Scope: r.roots.Digest, Blocks: make([]connector.PlanBlock, end-first)}
 	for i := range t.Blocks {
 		t.Blocks[i] = r.planBlock(first+i, r.tables[g.Index][first+i])
 	}

@@ -54,6 +54,12 @@ func TestCacheExportsAndImportsOfStoppedStores(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if status, errs := other.cache(nil, "import", file+"3"); status != 1 || !strings.Contains(errs, "no such file") {
+		t.Errorf("a file that is not there: %d: %s", status, errs)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("a store was made: %v %v", entries, err)
+	}
 	if status, errs := other.cache(&i, "import", "--max-bytes", "64MiB", file); status != 0 || i.Records != n.Records || i.Bytes != n.Bytes || !i.Complete {
 		t.Fatalf("%d: %s %+v", status, errs, i)
 	}
@@ -228,4 +234,24 @@ func runWith(ctx context.Context, t *testing.T, std *terminal.Streams, args ...s
 		t.Fatal(err)
 	}
 	return command.Run()
+}
+
+// What this process writes another user's daemon could not use.
+func TestCacheExportLeavesStoresOfOtherUsersAlone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	s, n, _ := stoppedStore(t)
+	if err := os.Chown(filepath.Join(s.dir, "FORMAT"), 4711, -1); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kv")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"export", "--model", n.Model, "--output", file + "2"}, {"import", file}} {
+		if status, errs := s.cache(nil, args...); status != 1 || !strings.Contains(errs, "belongs to user 4711") {
+			t.Errorf("%q: %d: %s", args, status, errs)
+		}
+	}
 }

@@ -53,10 +53,16 @@ func (c *exportCmd) Run(ctx context.Context, command *kong.Context, resolver *se
 		return c.report(&done, failed, "see the daemon's log", err, std)
 	}
 	done, failed, err := c.fromStore(ctx, s, std)
+	unread := s.Stats().AwaitedSegments
 	if closed := s.Close(); err == nil && closed != nil {
 		err = fmt.Errorf("the file is complete, but: %w", closed)
 	}
-	return c.report(&done, strconv.FormatInt(failed, 10), "'kvconnd fsck --payload' says which, and drops them", err, std)
+	err = c.report(&done, strconv.FormatInt(failed, 10), "'kvconnd fsck --payload' says which, and drops them", err, std)
+	if err == nil && unread > 0 {
+		err = fmt.Errorf("%d segments cannot be read, and their records are not in the file: look for I/O errors in the kernel's log, "+
+			"and give the command again when the disk answers", unread)
+	}
+	return err
 }
 
 // fromDaemon writes the file from what the daemon sends.
@@ -146,15 +152,20 @@ the import early, and leaves a whole store.`
 
 // Run reads the file.
 func (c *importCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
+	in, size, err := c.open(std) // before a store is made
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
 	daemon, s, err := c.reach(ctx, command, resolver, func() (*disk.Store, error) { return c.openToWrite(ctx, std) })
 	if err != nil {
 		return err
 	}
 	if s == nil {
-		done, err := c.intoDaemon(ctx, daemon, std)
+		done, err := c.intoDaemon(ctx, daemon, in)
 		return c.report(&done, err, std)
 	}
-	done, err := c.intoStore(ctx, s, std)
+	done, err := c.intoStore(ctx, s, in, size, std)
 	return c.report(&done, errors.Join(err, s.Close()), std)
 }
 
@@ -174,12 +185,7 @@ func (c *importCmd) open(std *terminal.Streams) (in io.ReadCloser, size int64, e
 }
 
 // intoStore puts the file into a store that this process has open.
-func (c *importCmd) intoStore(ctx context.Context, s *disk.Store, std *terminal.Streams) (done archive.Imported, err error) {
-	in, size, err := c.open(std)
-	if err != nil {
-		return done, err
-	}
-	defer func() { _ = in.Close() }()
+func (c *importCmd) intoStore(ctx context.Context, s *disk.Store, in io.Reader, size int64, std *terminal.Streams) (done archive.Imported, err error) {
 	bar := newBar(std)
 	defer bar.end()
 	if done, err = stopped.Import(ctx, s, in, func(read int64) { bar.set("importing bytes", read, size) }); err != nil {
@@ -189,12 +195,7 @@ func (c *importCmd) intoStore(ctx context.Context, s *disk.Store, std *terminal.
 }
 
 // intoDaemon sends the file to the daemon.
-func (c *importCmd) intoDaemon(ctx context.Context, daemon *client, std *terminal.Streams) (done archive.Imported, err error) {
-	in, _, err := c.open(std)
-	if err != nil {
-		return done, err
-	}
-	defer func() { _ = in.Close() }()
+func (c *importCmd) intoDaemon(ctx context.Context, daemon *client, in io.Reader) (done archive.Imported, err error) {
 	resp, err := daemon.open(ctx, http.MethodPost, "/v1/archive", io.NopCloser(in))
 	if err != nil {
 		return done, err

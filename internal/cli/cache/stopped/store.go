@@ -63,10 +63,7 @@ func OpenToWrite(ctx context.Context, o Options) (*disk.Store, error) {
 		return nil, fmt.Errorf("%w: make the directory for a new store, or name that of a store", err)
 	}
 	if err == nil && len(entries) > 0 {
-		err = daemon.RefuseForeign(o.Dir)
-	}
-	if err == nil {
-		err = isOwn(o.Dir)
+		err = errors.Join(daemon.RefuseForeign(o.Dir), isOwn(o.Dir))
 	}
 	if err != nil {
 		return nil, err
@@ -107,14 +104,18 @@ func isStore(dir string) error {
 	return isOwn(dir)
 }
 
-// isOwn refuses another user's directory: the daemon could not use the files that this process would make there.
+// isOwn refuses another user's store: its daemon could not use the files that this process would make there. The directory itself may be
+// somebody else's, as in Kubernetes.
 func isOwn(dir string) error {
-	info, err := os.Stat(dir)
+	info, err := os.Stat(filepath.Join(dir, "FORMAT"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d: run the command as that user, who can use what it writes there", dir, st.Uid)
+		return fmt.Errorf("the store in %s belongs to user %d: run the command as that user, who can use what it writes there", dir, st.Uid)
 	}
 	return nil
 }
@@ -127,10 +128,6 @@ func (o *Options) awaitRebuild(ctx context.Context, s *disk.Store) error {
 	for {
 		st := s.Stats()
 		if !st.Rebuild.Running {
-			if st.AwaitedSegments > 0 {
-				o.Logger.Warn("segments cannot be read: their records are left out", "segments", st.AwaitedSegments,
-					"remedy", "look for I/O errors in the kernel's log; give the command again once the disk answers")
-			}
 			return nil
 		}
 		if o.Progress != nil {
