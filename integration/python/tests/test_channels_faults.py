@@ -61,7 +61,7 @@ def test_without_descriptors_nothing_is_kept_open(daemon: Path) -> None:
             assert channels.channel("load").fetch_wait(parts, "r", 1.0) == [b"\0"]
         assert taken == (left >= 6), "a socket for the session and each channel, and the fence page with its mapping"
         channels.close()
-        assert opened() == before, f"{left} descriptors were left"
+        wait_until(lambda before=before: opened() <= before)  # other threads open and close some, too
 
 
 @contextlib.contextmanager

@@ -149,12 +149,13 @@ def test_no_entry_is_left_out() -> None:
 @pytest.mark.parametrize("entry", sorted(LEGACY | VIRTUAL))
 def test_memory_that_cannot_be_prepared_says_why(cuda: Cuda, faults: Faults, stream: int, entry: str) -> None:
     memory = memory_for(cuda, entry)
-    before = descriptors()
-    with faults.of(entry), pytest.raises(EngineMemoryError, match=f"{entry} with CUDA_ERROR_UNKNOWN"):
+    before, times = descriptors(), 10
+    for _ in range(times):
+        with faults.of(entry), pytest.raises(EngineMemoryError, match=f"{entry} with CUDA_ERROR_UNKNOWN"):
+            DeviceMemory([[memory]], 0, lambda: stream, str(cuda.path))
+        cuda.use()  # what could not be popped is no longer current
         DeviceMemory([[memory]], 0, lambda: stream, str(cuda.path))
-    cuda.use()  # what could not be popped is no longer current
-    DeviceMemory([[memory]], 0, lambda: stream, str(cuda.path))
-    assert descriptors() <= before  # less where one of an earlier test was closed meanwhile
+    assert descriptors() < before + times  # threads of earlier tests open and close some, too
 
 
 def test_an_error_without_a_name_has_its_number(cuda: Cuda, faults: Faults, stream: int) -> None:
