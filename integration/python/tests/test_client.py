@@ -783,7 +783,8 @@ def test_unregistered_memory_is_fenced_and_not_used_again(fake: FakeDaemon) -> N
     worker.load(b"m", [PlannedLoad("b", [2])])
     assert worker.poll() == [FinishedLoad("b", [2])]
     assert worker.save(b"m") == SaveResult()
-    wait_until(lambda: worker._link.connection is not None)  # which has no memory
+    # The next one has no memory.
+    wait_until(lambda: worker._link.connection is not None and worker._link.connection.session == 2)
     assert fake.ops() == [HELLO, REGISTER, LOAD, UNREGISTER, HELLO]
     assert worker.register([os.memfd_create("test")], LAYOUT)
     assert fake.fence()[FENCED] == 0
