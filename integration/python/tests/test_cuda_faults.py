@@ -14,6 +14,7 @@ from cuda_device import Cuda, library
 from test_cuda import BLOCK_BYTES, TOKENS, Engine, daemon, descriptors, is_closed
 from test_daemon import wait_until
 
+from kvconn import link
 from kvconn.client import FinishedLoad, PlannedLoad, SaveResult
 from kvconn.cuda import DeviceMemory
 from kvconn.cuda.driver import _PROTOTYPES, Device
@@ -166,8 +167,15 @@ def test_an_error_without_a_name_has_its_number(cuda: Cuda, faults: Faults, stre
 
 @pytest.mark.parametrize("entry", sorted(REGISTRATION))
 def test_a_registration_that_fails_is_made_again(
-    cuda: Cuda, daemon: DaemonProcess, faults: Faults, stream: int, entry: str, caplog: pytest.LogCaptureFixture
+    cuda: Cuda,
+    daemon: DaemonProcess,
+    faults: Faults,
+    stream: int,
+    entry: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(link, "_HOPELESS_RETRY_FACTOR", 1)
     engine = Engine(cuda, daemon, memory_for(cuda, entry), lambda: stream)
     assert engine.worker.unregister(20)
     before = descriptors()
