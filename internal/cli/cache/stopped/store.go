@@ -74,6 +74,7 @@ func OpenToWrite(ctx context.Context, o Options) (*disk.Store, error) {
 	so := o.store()
 	so.MaxBytes, so.MaxPercent, so.Quotas = int64(o.MaxBytes.Bytes), o.MaxBytes.Percent, o.Quotas
 	so.MinFreeBytes, so.MinFreePercent = int64(o.MinFree.Bytes), o.MinFree.Percent
+	so.PinMaxPercent = disk.MaxPinPercent // nothing is pinned here, and what is must stay, whatever the daemon's bound
 	if o.MinFree.Set && o.MinFree.Bytes == 0 && o.MinFree.Percent == 0 {
 		so.MinFreeBytes = -1
 	}
