@@ -112,7 +112,7 @@ func load(path string, mayBeEmpty bool) (*File, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&d); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("tenants: %s: %w", path, err)
+		return nil, fmt.Errorf("tenants: %s: %w", path, short(err))
 	}
 	f, err := d.file(filepath.Dir(path))
 	if at := new(entryError); errors.As(err, &at) {

@@ -108,3 +108,17 @@ func TestAnErrorHasItsLine(t *testing.T) {
 		}
 	}
 }
+
+// A key that is misspelt for every tenant is one mistake, and no log line of megabytes.
+func TestAnErrorOfEachTenantIsToldAFewTimes(t *testing.T) {
+	text := "tenants:\n" + strings.Repeat("  - {name: a, maxbytes: 1GB}\n", maxTenants)
+	for name, text := range map[string]string{"each": text, "long": "tenants: []\n" + "? " + strings.Repeat("k", 1<<20) + "\n: 1\n"} {
+		_, err := Load(write(t, t.TempDir(), "tenants.yaml", text))
+		if err == nil || len(err.Error()) > 2000 || !strings.Contains(err.Error(), "line 2") {
+			t.Errorf("%s: %.300v", name, err)
+		}
+		if name == "each" && !strings.Contains(err.Error(), "and 9995 more") {
+			t.Errorf("%.600v", err)
+		}
+	}
+}
