@@ -87,6 +87,9 @@ type Options struct {
 	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
 	// that is [ErrSegmentsMissing].
 	ForgetSegments bool
+	// KeepHidden has a rebuild from headers not end if there are records that the ring does not open: a later opening with
+	// their keys finds them. Without it their slots are free from then on.
+	KeepHidden bool
 	// PinMaxPercent is which part of the cap may be pinned, 90 at most; negative for nothing. Default 50: saves need room, and what is used most
 	// stays without a pin.
 	PinMaxPercent float64
