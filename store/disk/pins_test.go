@@ -12,8 +12,10 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/pins"
 	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // fill writes new records, enough to have all others evicted.
@@ -238,22 +240,26 @@ func TestPinsHoldWhatARebuildHasFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	slow := holdReads(&o)
+	files, err := filepath.Glob(filepath.Join(o.Dir, "segments", "*"+segment.Suffix))
+	if err != nil || len(files) < 2 {
+		t.Fatal(files, err)
+	}
+	info, err := os.Stat(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	o.fs = &heldSegment{name: filepath.Base(files[0]), from: info.Size() / 2, release: release}
 	if s, err = Open(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	goOn := sync.OnceFunc(func() { close(slow.release) })
+	goOn := sync.OnceFunc(func() { close(release) })
 	t.Cleanup(func() { goOn(); _ = s.Close() })
 	pinned := func() (pinned, there int64) { return s.Stats().Pinned, recordsIn(s, ns) }
-	for range 2 {
-		for done := s.rebuild.State().SegmentsDone; s.rebuild.State().SegmentsDone == done && s.rebuild.Running(); {
-			if slow.pass.Load() <= 0 { // else all pass
-				slow.pass.Add(20)
-			}
-			time.Sleep(time.Millisecond)
-		}
-		wait.For(t, "what was found is pinned", func() bool { pinned, there := pinned(); return pinned == there && there > 0 })
-	}
+	wait.For(t, "what was found is pinned", func() bool {
+		pinned, there := pinned()
+		return s.rebuild.State().SegmentsDone == int64(len(files)-1) && pinned == there && there > 0
+	})
 	if !s.rebuild.Running() {
 		t.Error("the rebuild has ended")
 	}
@@ -276,4 +282,32 @@ func recordsIn(s *Store, ns connector.NamespaceDigest) int64 {
 		}
 	}
 	return 0
+}
+
+// heldSegment are files. The second half of one segment is not read before release is closed.
+type heldSegment struct {
+	fsio.OS
+	name    string
+	from    int64
+	release chan struct{}
+}
+
+func (f *heldSegment) OpenFile(path string, create, direct bool) (fsio.File, error) {
+	file, err := f.OS.OpenFile(path, create, direct)
+	if err != nil || create || filepath.Base(path) != f.name {
+		return file, err
+	}
+	return &halfHeld{file, f}, nil
+}
+
+type halfHeld struct {
+	fsio.File
+	held *heldSegment
+}
+
+func (f *halfHeld) ReadVec(a, b []byte, offset int64) error {
+	if offset >= f.held.from {
+		<-f.held.release
+	}
+	return f.File.ReadVec(a, b, offset)
 }
