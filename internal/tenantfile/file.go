@@ -97,6 +97,9 @@ const (
 // errEmpty is the error of a file that is read again and has nothing: it is more likely being written than meant to have no tenants.
 var errEmpty = errors.New("the file is empty; write 'tenants: []' for no tenants")
 
+// errMore is the error of a file of several YAML documents. Only the first would count.
+var errMore = errors.New("the file has a second YAML document, or an error after the first: remove the line '---'")
+
 // Load reads a file, and the salts that it names. Names of salt files are relative to its directory. Errors say in which line, and show no salt.
 func Load(path string) (*File, error) { return load(path, true) }
 
@@ -112,7 +115,10 @@ func load(path string, mayBeEmpty bool) (*File, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&d); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("tenants: %s: %w", path, err)
+		return nil, fmt.Errorf("tenants: %s: %w", path, short(err))
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("tenants: %s: %w", path, errMore)
 	}
 	f, err := d.file(filepath.Dir(path))
 	if at := new(entryError); errors.As(err, &at) {

@@ -64,6 +64,7 @@ func TestAWrongFileIsRefused(t *testing.T) {
 		"tenants: [{name: a, digest: \"0123456789abcdef\", max_bytes: 0}]":    "at least 1MiB",
 		"tenants: [{name: a, digest: \"0123456789abcdef\", max_bytes: lots}]": "size",
 		"quota: 1": "quota",
+		"tenants: []\n---\ndefault_max_bytes: 1GiB":                                                   "second YAML document",
 		"tenants: [{name: a, cache_salt_file: x, digest: \"1\"}]":                                     "one of",
 		"tenants: [{name: a, digest: \"0123456789abcdef\"}, {name: a, digest: \"0123456789abcdee\"}]": "twice",
 		"tenants: [{name: a, digest: \"0123456789abcdef\"}, {name: b, digest: \"0123456789ABCDEF\"}]": "one cache_salt",
@@ -105,6 +106,20 @@ func TestAnErrorHasItsLine(t *testing.T) {
 	} {
 		if _, err := Load(write(t, dir, "tenants.yaml", text)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("line %d", line)) {
 			t.Errorf("%q: %v, want line %d", text, err, line)
+		}
+	}
+}
+
+// A key that is misspelt for every tenant is one mistake, and no log line of megabytes.
+func TestAnErrorOfEachTenantIsToldAFewTimes(t *testing.T) {
+	text := "tenants:\n" + strings.Repeat("  - {name: a, maxbytes: 1GB}\n", maxTenants)
+	for name, text := range map[string]string{"each": text, "long": "tenants: []\n" + "? " + strings.Repeat("k", 1<<20) + "\n: 1\n"} {
+		_, err := Load(write(t, t.TempDir(), "tenants.yaml", text))
+		if err == nil || len(err.Error()) > 2000 || !strings.Contains(err.Error(), "line 2") {
+			t.Errorf("%s: %.300v", name, err)
+		}
+		if name == "each" && !strings.Contains(err.Error(), "and 9995 more") {
+			t.Errorf("%.600v", err)
 		}
 	}
 }

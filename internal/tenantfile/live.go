@@ -12,6 +12,7 @@ import (
 // Live is a file that can be read again. A nil one is of no file: it has no tenants. Its methods may be called from any goroutine.
 type Live struct {
 	path    string
+	load    func(path string, mayBeEmpty bool) (*File, error)
 	current atomic.Pointer[File]
 }
 
@@ -21,7 +22,7 @@ func Open(path string) (*Live, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Live{path: path}
+	l := &Live{path: path, load: load}
 	l.current.Store(f)
 	return l, nil
 }
@@ -47,7 +48,10 @@ func (l *Live) Run(ctx context.Context, again <-chan struct{}, apply func(quota.
 			log.Info("a hangup (SIGHUP) changes nothing: no tenants_file is set, and other settings are read at a start", "remedy", "none is needed; SIGTERM stops the daemon")
 			continue
 		}
-		f, err := load(l.path, false)
+		f, err := l.again(ctx)
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			log.Warn("the tenants file could not be read again: names and quotas are as they were", "file", l.path, "err", err,
 				"remedy", "mend the file, then send SIGHUP again; a start with this file would fail")
@@ -58,6 +62,23 @@ func (l *Live) Run(ctx context.Context, again <-chan struct{}, apply func(quota.
 		added, removed, changed := compare(before, f)
 		log.Info("the tenants file was read again", "file", l.path, "tenants", len(f.Tenants), "added", added, "removed", removed,
 			"changed", changed, "default_max_bytes", f.DefaultMaxBytes)
+	}
+}
+
+// again reads the file, or gives up when ctx ends: a file system that does not answer must not hold up a stop.
+func (l *Live) again(ctx context.Context) (*File, error) {
+	var f *File
+	var err error
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		f, err = l.load(l.path, false)
+	}()
+	select {
+	case <-read:
+		return f, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 }
 

@@ -67,3 +67,30 @@ func TestWithoutAFileThereIsNothingToReadAgain(t *testing.T) {
 		t.Errorf("%s", log)
 	}
 }
+
+// A file system hangs while the file is read again: the daemon stops nevertheless, and nothing is applied after that.
+func TestAFileThatCannotBeReadHoldsUpNoStop(t *testing.T) {
+	l, err := Open(write(t, t.TempDir(), "tenants.yaml", "tenants: []\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reading, hung, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	l.load = func(string, bool) (*File, error) {
+		defer close(left)
+		close(reading)
+		<-hung
+		return new(File), nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	again, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.Run(ctx, again, func(quota.Limits) { t.Error("applied") }, slog.New(slog.DiscardHandler))
+	}()
+	again <- struct{}{}
+	<-reading
+	stop()
+	<-ended
+	close(hung)
+	<-left
+}

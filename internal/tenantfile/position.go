@@ -1,7 +1,9 @@
 package tenantfile
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -46,4 +48,23 @@ func resolved(n *yaml.Node) *yaml.Node {
 		return n.Alias
 	}
 	return n
+}
+
+// maxErrors and maxErrorBytes bound what is said of a file that is wrong in many lines.
+const maxErrors, maxErrorBytes = 5, 200
+
+// short leaves the first errors of a file: one mistake may be in each of its lines.
+func short(err error) error {
+	wrong := new(yaml.TypeError)
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	few := new(yaml.TypeError)
+	for _, e := range wrong.Errors[:min(len(wrong.Errors), maxErrors)] {
+		few.Errors = append(few.Errors, strings.ToValidUTF8(e[:min(len(e), maxErrorBytes)], ""))
+	}
+	if more := len(wrong.Errors) - maxErrors; more > 0 {
+		few.Errors = append(few.Errors, fmt.Sprintf("and %d more", more))
+	}
+	return few
 }

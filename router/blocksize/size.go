@@ -40,25 +40,16 @@ type Size struct {
 	mu      sync.Mutex
 	given   int
 	origin  Origin
-	engines map[any]*engine
+	engines ballot
 	stores  map[any]map[int]int
 	changed chan struct{}
-}
-
-// engine is what is known of the engine that a feed follows. It has no vote before it says a size: tokens is 0 then.
-type engine struct {
-	rank      int32
-	tokens    int
-	connected bool
-	// counts says that its vote is one of those that decide.
-	counts bool
 }
 
 // New makes a Size that nobody has said anything of. onChange, if not nil, is called after what a feed says has changed
 // the size, by the feed's goroutine.
 func New(onChange func()) *Size {
 	s := &Size{
-		onChange: onChange, origin: Assumed, engines: map[any]*engine{}, stores: map[any]map[int]int{}, changed: make(chan struct{}),
+		onChange: onChange, origin: Assumed, engines: newBallot(), stores: map[any]map[int]int{}, changed: make(chan struct{}),
 	}
 	s.tokens.Store(Default)
 	return s
@@ -102,24 +93,15 @@ func (s *Size) EngineSays(feed any, rank int32, tokens int) {
 		return
 	}
 	s.note(func() {
-		e := s.engine(feed)
-		e.rank, e.tokens, e.counts = rank, tokens, true // while none is connected, the latest word counts
+		s.engines.change(feed, func(e *engine) {
+			e.rank, e.tokens, e.counts = rank, tokens, true // while none is connected, the latest word counts
+		})
 	})
 }
 
 // EngineConnected notes whether the engine that a feed follows can be reached.
 func (s *Size) EngineConnected(feed any, connected bool) {
-	s.note(func() { s.engine(feed).connected = connected })
-}
-
-// engine is what is known of a feed's engine. The caller holds mu.
-func (s *Size) engine(feed any) *engine {
-	e := s.engines[feed]
-	if e == nil {
-		e = new(engine)
-		s.engines[feed] = e
-	}
-	return e
+	s.note(func() { s.engines.change(feed, func(e *engine) { e.connected = connected }) })
 }
 
 // StoreSays notes how many namespaces of each size a store has; feed is what follows it.
@@ -130,7 +112,7 @@ func (s *Size) StoreSays(feed any, namespaces map[int]int) {
 // Forget forgets what a feed has said: its rank or store is gone.
 func (s *Size) Forget(feed any) {
 	s.note(func() {
-		delete(s.engines, feed)
+		s.engines.forget(feed)
 		delete(s.stores, feed)
 	})
 }
@@ -149,14 +131,11 @@ func (s *Size) note(what func()) {
 func (s *Size) decide() (changed bool) {
 	old := s.Tokens()
 	next := old
-	s.elect()
-	switch engines, stores := s.byEngines(), s.byStores(); {
+	switch votes, from := s.votes(); {
 	case s.given != 0:
 		next, s.origin = s.given, Given
-	case len(engines) > 0:
-		next, s.origin = most(engines, old), Engines
-	case len(stores) > 0:
-		next, s.origin = most(stores, old), Stores
+	case len(votes) > 0:
+		next, s.origin = most(votes, old), from
 	case s.origin == Given: // it was a setting, which is gone
 		next, s.origin = Default, Assumed
 	}
@@ -185,30 +164,12 @@ func most(votes map[int]int, present int) int {
 	})
 }
 
-// elect chooses the votes that count: those of connected engines. If no connected engine has one, they stay as they were, so
-// that engines that go down one after another change nothing by that; if none of those is left, all count. The caller
-// holds mu.
-func (s *Size) elect() {
-	live, left := false, false
-	for _, e := range s.engines {
-		live = live || e.connected && e.tokens != 0
-		left = left || e.counts
+// votes are those that decide, and whose they are. The caller holds mu.
+func (s *Size) votes() (map[int]int, Origin) {
+	if len(s.engines.votes) > 0 {
+		return s.engines.votes, Engines
 	}
-	for _, e := range s.engines {
-		if live || !left {
-			e.counts = e.tokens != 0 && (e.connected || !live)
-		}
-	}
-}
-
-func (s *Size) byEngines() map[int]int {
-	votes := make(map[int]int)
-	for _, e := range s.engines {
-		if e.counts {
-			votes[e.tokens]++
-		}
-	}
-	return votes
+	return s.byStores(), Stores
 }
 
 func (s *Size) byStores() map[int]int {

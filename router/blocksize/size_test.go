@@ -140,7 +140,7 @@ func TestTheLastVotesHoldWhileNoEngineIsConnected(t *testing.T) {
 	s.Forget("c")
 	s.Forget("e")
 	want(64, 4)
-	if st := s.Status("m"); len(st.Engines) > 0 || len(s.engines) != 1 { // d
-		t.Errorf("%+v of %v", st, s.engines)
+	if st := s.Status("m"); len(st.Engines) > 0 || len(s.engines.engines) != 1 { // d
+		t.Errorf("%+v of %v", st, s.engines.engines)
 	}
 }

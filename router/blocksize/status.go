@@ -36,7 +36,7 @@ func (s *Size) Status(model string) Status {
 	defer s.mu.Unlock()
 	st := Status{Model: model, Tokens: s.Tokens(), From: s.origin}
 	ranks := make(map[int][]int32)
-	for _, e := range s.engines {
+	for _, e := range s.engines.engines {
 		if e.counts {
 			ranks[e.tokens] = append(ranks[e.tokens], e.rank)
 		}

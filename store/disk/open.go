@@ -128,7 +128,7 @@ func (s *Store) open(ctx context.Context) error {
 	defer func() { told() }()
 	st, err := recovery.Open(ctx, recovery.Options{
 		Dir: o.Dir, MaxBytes: o.MaxBytes, MaxPercent: o.MaxPercent, MinFree: segment.MinFree{Bytes: o.MinFreeBytes, Percent: o.MinFreePercent},
-		SegmentBytes: o.SegmentBytes, JournalCacheBytes: o.JournalCacheBytes, ForgetSegments: o.ForgetSegments,
+		SegmentBytes: o.SegmentBytes, JournalCacheBytes: o.JournalCacheBytes, ForgetSegments: o.ForgetSegments, KeepHidden: o.KeepHidden,
 		CheckOnly: o.checkOnly, Held: o.held, Locked: func() { told = s.report.Tell(o.Progress) }, FS: o.fs, JournalFS: o.journalFS,
 		Report: &s.report, Namespaces: s.namespaces, Opener: &s.opener,
 	})

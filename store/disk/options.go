@@ -87,6 +87,9 @@ type Options struct {
 	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
 	// that is [ErrSegmentsMissing].
 	ForgetSegments bool
+	// KeepHidden has a rebuild from headers not end if there are records that the ring does not open: a later opening with
+	// their keys finds them. Without it their slots are free from then on.
+	KeepHidden bool
 	// PinMaxPercent is which part of the cap may be pinned, 90 at most; negative for nothing. Default 50: saves need room, and what is used most
 	// stays without a pin.
 	PinMaxPercent float64
@@ -125,6 +128,9 @@ func (o Options) WithFS(files fsio.FS, journalFiles vfs.FS) Options {
 // records.
 const MinMaxBytes = segment.MinBytes
 
+// MaxPinPercent is the largest PinMaxPercent.
+const MaxPinPercent = 90
+
 const (
 	defaultSegmentBytes       = 256 << 20
 	defaultLeaseMax           = time.Minute
@@ -139,7 +145,6 @@ const (
 	defaultJournalCacheBytes  = 8 << 20
 	defaultEventBytes         = 256 << 20
 	defaultPinMaxPercent      = 50
-	maxPinPercent             = 90
 )
 
 // EnsureDefaults fills in every field that is zero, except MaxBytes, whose default needs
@@ -185,8 +190,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: MinFreePercent %v: 0 to 100", o.MinFreePercent)
 	case o.SegmentBytes < 1<<20 || o.SegmentBytes > 64<<30:
 		return fmt.Errorf("store options: SegmentBytes %d: 1 MiB to 64 GiB", o.SegmentBytes)
-	case !(o.PinMaxPercent <= maxPinPercent):
-		return fmt.Errorf("store options: PinMaxPercent %v: at most %d", o.PinMaxPercent, maxPinPercent)
+	case !(o.PinMaxPercent <= MaxPinPercent):
+		return fmt.Errorf("store options: PinMaxPercent %v: at most %d", o.PinMaxPercent, MaxPinPercent)
 	case o.LeaseMax < 0:
 		return fmt.Errorf("store options: LeaseMax %v is negative", o.LeaseMax)
 	case o.MaxLeases < 1 || o.MaxLeases > maxLeases:

@@ -216,7 +216,7 @@ func TestADamagedFileOfPinsCostsNoData(t *testing.T) {
 func TestPinsHoldWhatARebuildHasFound(t *testing.T) {
 	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 80)
-	o.PinMaxPercent = maxPinPercent
+	o.PinMaxPercent = MaxPinPercent
 	s, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

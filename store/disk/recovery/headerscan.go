@@ -149,6 +149,7 @@ func (h *headerReader) take(job *AdoptJob, slot uint32, r *record.Header, err er
 		return // no program puts such a record here
 	}
 	if h.s.hides(r.Cipher.Algorithm, r.Cipher.KeyID, noNamespace) {
+		job.hidden++
 		return
 	}
 	ns, err := h.s.opts.Namespaces.Find(r.Namespace)

@@ -40,6 +40,7 @@ type Rebuild struct {
 	segments, segmentsDone, found, damaged atomic.Int64
 	slots, slotsDone                       atomic.Int64
 	awaiting                               atomic.Int64  // segments that the disk did not give at the start
+	kept                                   atomic.Bool   // some headers were left to a start with other keys
 	ended                                  chan struct{} // closed when what was there at the start is read
 }
 
@@ -115,7 +116,7 @@ func (r *Rebuild) Run(ctx context.Context) {
 	finished := make(chan struct{})
 	go func() { readers.Wait(); close(finished) }()
 	r.log(finished)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || r.kept.Load() {
 		return
 	}
 	for _, g := range r.s.Space.AllSegments() {
@@ -199,6 +200,10 @@ func (r *Rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields boo
 		if reader.again(ctx, job); ctx.Err() != nil {
 			return
 		}
+		if job.hidden > 0 && r.s.opts.KeepHidden {
+			r.kept.Store(true) // and the segment is not complete, so that the next start reads its headers again
+			continue
+		}
 		r.damaged.Add(int64(job.damaged + len(job.Unread)))
 		if !r.adopt(ctx, job) {
 			return
@@ -239,6 +244,7 @@ type AdoptJob struct {
 	Records []journal.Record
 	Unread  []uint32
 	damaged int
+	hidden  int
 	// Complete says that all slots of the segment were read: the journal vouches for it
 	// from now on, and its free slots can be written to.
 	Complete bool

@@ -43,6 +43,8 @@ type Options struct {
 	JournalCacheBytes int64
 	// ForgetSegments opens a store whose segments are all gone, as an empty one.
 	ForgetSegments bool
+	// KeepHidden leaves headers of records that the ring does not open to a later start, and the rebuild without an end.
+	KeepHidden bool
 	// CheckOnly opens the store for a check: nothing is evicted to fit a cap.
 	CheckOnly bool
 	// Held, if not nil, is the lock of the directory, which the caller has.

@@ -38,25 +38,18 @@ type Options struct {
 const noCap = math.MaxInt64 / 4
 
 // OpenToRead opens a store that is there, and waits until all its records are found. Nothing is evicted, whatever the cap is. It fails with
-// [disk.ErrInUse] if a daemon, or another command, has the store.
+// [disk.ErrInUse] if a daemon, or another command, has the store, and if the keys are not those of its records.
 func OpenToRead(ctx context.Context, o Options) (*disk.Store, error) {
 	if err := isStore(o.Dir); err != nil {
 		return nil, err
 	}
 	so := o.store()
 	so.MaxBytes, so.MinFreeBytes = noCap, -1
-	s, err := open(ctx, so)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.awaitRebuild(ctx, s); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return s, nil
+	return o.open(ctx, so)
 }
 
 // OpenToWrite opens a store as its daemon does, or makes one in an empty directory. It fails with [disk.ErrInUse] if a daemon, or another
-// command, has the store.
+// command, has the store, and if the keys are not those of its records.
 func OpenToWrite(ctx context.Context, o Options) (*disk.Store, error) {
 	entries, err := os.ReadDir(o.Dir)
 	if errors.Is(err, fs.ErrNotExist) { // it may be mistyped
@@ -71,25 +64,50 @@ func OpenToWrite(ctx context.Context, o Options) (*disk.Store, error) {
 	so := o.store()
 	so.MaxBytes, so.MaxPercent, so.Quotas = int64(o.MaxBytes.Bytes), o.MaxBytes.Percent, o.Quotas
 	so.MinFreeBytes, so.MinFreePercent = int64(o.MinFree.Bytes), o.MinFree.Percent
+	so.PinMaxPercent = disk.MaxPinPercent // nothing is pinned here, and what is must stay, whatever the daemon's bound
 	if o.MinFree.Set && o.MinFree.Bytes == 0 && o.MinFree.Percent == 0 {
 		so.MinFreeBytes = -1
 	}
-	return open(ctx, so)
+	return o.open(ctx, so)
 }
 
 func (o *Options) store() disk.Options {
 	return disk.Options{Dir: o.Dir, Ring: o.Ring, Progress: o.Progress, Logger: o.Logger}
 }
 
-func open(ctx context.Context, so disk.Options) (*disk.Store, error) {
+// open opens a store, and waits until all its records are found. It fails if the keys are not those of the daemon: the command would
+// miss what the store has, or write what the daemon does not use.
+func (o *Options) open(ctx context.Context, so disk.Options) (*disk.Store, error) {
+	so.KeepHidden = true // a forgotten --key-file must not cost records
 	s, err := disk.Open(ctx, so)
 	if err != nil {
 		return nil, err
 	}
-	if hidden := s.Stats().Hidden; hidden.Keyless > 0 && so.Ring == nil {
-		return nil, errors.Join(fmt.Errorf("%d records of %s are sealed: give the daemon's --key-file", hidden.Keyless, so.Dir), s.Close())
+	if err = o.awaitRebuild(ctx, s); err == nil {
+		err = o.checkKeys(s)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
+}
+
+// checkKeys reports that records which must be used cannot be.
+func (o *Options) checkKeys(s *disk.Store) error {
+	st := s.Stats()
+	none, without := st.Records == 0, "" // a daemon, too, goes on without a part of its records
+	if st.Rebuild.Running {
+		none, without = true, "; or start the daemon once, which goes on without them after its journal was lost"
+	}
+	switch {
+	case st.Keyless > 0 && o.Ring == nil:
+		return fmt.Errorf("%d records of %s are sealed: give the daemon's --key-file", st.Keyless, o.Dir)
+	case st.Keyless > 0 && none:
+		return fmt.Errorf("%d records of %s are sealed with keys that the key file lacks: give the daemon's --key-file%s", st.Keyless, o.Dir, without)
+	case st.Unsealed > 0 && none:
+		return fmt.Errorf("%d records of %s are not sealed, and none is used with a key file: leave --key-file out if the daemon has none%s", st.Unsealed, o.Dir, without)
+	}
+	return nil
 }
 
 // isStore reports why a directory holds no store: to open one would make it.
@@ -128,6 +146,9 @@ func (o *Options) awaitRebuild(ctx context.Context, s *disk.Store) error {
 	for {
 		st := s.Stats()
 		if !st.Rebuild.Running {
+			return nil
+		}
+		if st.Keyless+st.Unsealed > 0 { // it has no end then
 			return nil
 		}
 		if o.Progress != nil {
