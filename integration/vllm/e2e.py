@@ -1,7 +1,7 @@
 """End-to-end test: real vLLM, its KV cache kept by kvconnd through restarts, crashes and corruption.
 
-    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--vllm VERSION] [--keep] [--skip STAGE]...
-        [--also STAGE]... [--short]
+    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--vllm VERSION] [--keep] [--times]
+        [--skip STAGE]... [--also STAGE]... [--short]
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
 in float32. Nothing else than Python 3.10 and Go is needed; no GPU. The exit status is 0 only if every
@@ -42,9 +42,8 @@ PROMPTS_OF_EACH = 5
 MODEL_SEED, OTHER_MODEL_SEED = 1, 2
 MAX_CACHED_TTFT_RATIO = 0.25
 """Claim: first token of a cached prompt of 2,700 tokens, against a cold one in the same run."""
-CLAIMED_SAVING_RATIO, MAX_SAVING_RATIO = 1.10, 1.25
-"""Claim: total time of the run that saves, against one without connector. What fails the run lies
-above it: the machines of CI are shared, single requests vary by half."""
+MAX_SAVING_RATIO = 1.25
+"""Claim: total time of the run that saves, against one without connector, by minima. That of sums is 1.10."""
 SPIN_S = 1.5
 """An engine's processes spin for a second after a request, on the cores that the other needs."""
 
@@ -191,7 +190,7 @@ class Main:
                 f"{length} tokens: first token {cached:.3f} s cached, {cold_s:.3f} s cold, ratio {cached / cold_s:.3f}"
             )
             if length == LONG:
-                self.report.check(what, cached / cold_s <= MAX_CACHED_TTFT_RATIO, f"at most {MAX_CACHED_TTFT_RATIO}")
+                self.report.claim(what, cached / cold_s, MAX_CACHED_TTFT_RATIO)
             else:
                 self.report.say(f"      {what}")
 
@@ -323,11 +322,8 @@ class Main:
         total = sum(r.saving.total_s for r in self.rows) / sum(r.reference.total_s for r in self.rows)
         say(f"      all {len(self.rows)} prompts: total time of the saving run / no connector: {total:.3f} of sums")
         ratio = best["saving"] / best["reference"]
-        self.report.check(
-            f"saving run: total time {ratio:.3f} of the run without connector, by minima",
-            ratio <= MAX_SAVING_RATIO,
-            f"claimed {CLAIMED_SAVING_RATIO}, fails above {MAX_SAVING_RATIO}",
-        )
+        what = f"saving run: total time {ratio:.3f} of the run without connector, by minima"
+        self.report.claim(what, ratio, MAX_SAVING_RATIO)
         say(f"      on {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
 
 
