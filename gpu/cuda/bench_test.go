@@ -31,7 +31,7 @@ func TestCopyingDoesNotAllocate(t *testing.T) {
 	m := r.open(e.region(region.IPC, 4<<20))
 	for _, runs := range []int{1, 64, 4096} {
 		b := batchOf(r, runs)
-		if n := testing.AllocsPerRun(50, func() {
+		if n := testing.AllocsPerRun(10, func() {
 			if err := m.Copy(t.Context(), b); err != nil {
 				t.Fatal(err)
 			}

@@ -434,7 +434,7 @@ type damageSum struct {
 // clean stop and after kill -9.
 func TestAnyDamagedFileCostsOnlyItsOwnRecords(t *testing.T) {
 	t.Parallel()
-	rounds, sample := 1, 3 // one trial of that many
+	rounds, sample := 1, 6 // one trial of that many
 	if longTest() {
 		rounds, sample = 62, 1 // 10,000 trials
 	}

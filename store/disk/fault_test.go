@@ -185,7 +185,7 @@ func TestEveryNthOperationFails(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []error{unix.EIO, unix.ENOSPC} {
 		t.Run(fault.Error(), func(t *testing.T) {
-			step := int64(5)
+			step := int64(11)
 			if longTest() {
 				step = 1
 			}

@@ -65,7 +65,11 @@ func TestJournalHeals(t *testing.T) {
 	t.Parallel()
 	faults := []error{unix.EIO, unix.ENOSPC, unix.EMFILE}
 	first := seed.Of(t)
-	for n := int64(0); n < 60; n += 1 + n/3 {
+	part := int64(1) // the next n is larger by this part of it
+	if longTest() {
+		part = 3
+	}
+	for n := int64(0); n < 60; n += 1 + n/part {
 		for i, fault := range faults {
 			journalHeals(t, rand.New(rand.NewPCG(first, uint64(n))), n, fault, i == int(n)%len(faults))
 		}
