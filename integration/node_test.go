@@ -78,7 +78,7 @@ func (n *node) command() *exec.Cmd {
 	// measuring the disk of a new store, which takes a second; the demo's has.
 	args := append([]string{
 		"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0",
-		"--max-bytes", "192MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
+		"--max-bytes", "192MiB", "--min-free", "0", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
 	}, n.args...)
 	cmd := exec.Command(path, args...)
 	cmd.Env = append(daemonEnviron(), n.environ...)

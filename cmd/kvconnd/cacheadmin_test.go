@@ -44,7 +44,7 @@ func serve(t *testing.T, base string, flags ...string) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"serve", "--dir", s.dir, "--socket", s.socket, "--http", "127.0.0.1:0", "--max-bytes", "64MiB", "--host-bytes", "64MiB"}
+	args := []string{"serve", "--dir", s.dir, "--socket", s.socket, "--http", "127.0.0.1:0", "--max-bytes", "64MiB", "--min-free", "0", "--host-bytes", "64MiB"}
 	command, err := p.Parse(append(args, flags...))
 	if err != nil {
 		t.Fatal(err)

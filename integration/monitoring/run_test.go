@@ -242,7 +242,7 @@ func world(t *testing.T) (jobs map[string]string, work func(round int)) {
 	t.Cleanup(bucket.Close)
 	daemon, router, socket := freeAddress(t), freeAddress(t), filepath.Join(dir, "s")
 	start(t, path, daemon, []string{"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true"},
-		"serve", "--dir", filepath.Join(dir, "store"), "--socket", socket, "--http", daemon, "--max-bytes", "192MiB", "--host-bytes", "64MiB",
+		"serve", "--dir", filepath.Join(dir, "store"), "--socket", socket, "--http", daemon, "--max-bytes", "192MiB", "--min-free", "0", "--host-bytes", "64MiB",
 		"--stage-timeout", "10s", "--load-timeout", "60s", "--min-free", "1MiB",
 		"--object", "s3://bucket/cache", "--object-endpoint", bucket.URL, "--object-region", "us-east-1", "--object-upload-age", "500ms")
 	fake := enginetest.New(t, "m")

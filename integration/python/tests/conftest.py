@@ -60,7 +60,7 @@ def daemon(daemon_process: DaemonProcess) -> Path:
 
 def start_daemon(binary: str, store: Path, path: Path, *more: str) -> subprocess.Popen[bytes]:
     args = ["--dir", str(store), "--socket", str(path), "--http", "127.0.0.1:0", "--max-bytes", "1GiB"]
-    args += ["--host-bytes", "128MiB", *more]
+    args += ["--min-free", "0", "--host-bytes", "128MiB", *more]
     process = subprocess.Popen([binary, "serve", *args])
     until = time.monotonic() + 20
     while not path.exists():

@@ -131,7 +131,7 @@ class Daemons:
     def __init__(self, binary: str, driver: Path, folder: Path) -> None:
         self._socket = folder / "s"
         self._command = [binary, "serve", "--dir", str(folder / "store"), "--socket", str(self._socket)]
-        self._command += ["--http", "127.0.0.1:0", "--max-bytes", "1GiB", "--host-bytes", "256MiB"]
+        self._command += ["--http", "127.0.0.1:0", "--max-bytes", "1GiB", "--min-free", "0", "--host-bytes", "256MiB"]
         self._command += ["--cuda-library", str(driver)]
         self._process: subprocess.Popen[bytes] | None = None
 
