@@ -50,7 +50,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		// integration/sglang/bench.py's
 		"--bursts", "--again",
 		// integration/vllm/e2e.py's
-		"--also",
+		"--also", "--times",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

