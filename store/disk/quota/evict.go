@@ -109,8 +109,10 @@ func (q *Quotas) due(over []tenants.ID) (list []due) {
 	for id, a := range q.accounts {
 		need, limit := int64(0), limits.Of(id)
 		if limit > 0 {
+			// Without what is reserved: the index may have some of it already, and what counts twice would be evicted
+			// for. The rest is looked at again when its writes have ended.
 			used, pinned := q.used(id)
-			need = min(used+a.reserved-limit+a.waits(limit-pinned), used-pinned)
+			need = min(used-limit+a.waits(limit-pinned), used-pinned)
 		} else {
 			a.victims = nil
 		}
