@@ -49,6 +49,8 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		"--pack", "--stand-in",
 		// integration/sglang/bench.py's
 		"--bursts", "--again",
+		// integration/bench/run.py's
+		"--workloads",
 		// integration/vllm/e2e.py's
 		"--also", "--times",
 	}
