@@ -157,7 +157,7 @@ func (c *rmCmd) remove(ctx context.Context, daemon *client, chosen []admin.Names
 	} else {
 		fmt.Fprintf(std.Out, "removed: %d records from disk, %d from host memory\n", total.Removed, total.HostRemoved)
 		if total.Bucket {
-			fmt.Fprintln(std.Out, "the object tier was not touched: what nodes share in the bucket is found there again")
+			fmt.Fprintln(std.Out, bucketUntouched)
 		}
 	}
 	switch {
@@ -165,7 +165,15 @@ func (c *rmCmd) remove(ctx context.Context, daemon *client, chosen []admin.Names
 		return errors.New("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, or has no key " +
 			"for some; those are not removed, give the command again when that has ended")
 	case total.Left > 0:
-		return fmt.Errorf("%d records are left: loads hold them; give the command again", total.Left)
+		return errLeft(total.Left)
 	}
 	return nil
+}
+
+// bucketUntouched is said where a removal leaves an object tier as it is.
+const bucketUntouched = "the object tier was not touched: what nodes share in the bucket is found there again"
+
+// errLeft is the error of a removal that loads kept from ending.
+func errLeft(records int64) error {
+	return fmt.Errorf("%d records are left: loads hold them; give the command again", records)
 }

@@ -65,7 +65,7 @@ func printPromptRemoval(out io.Writer, tokens int, r *admin.PromptRemoval) error
 		fmt.Fprintln(out)
 	}
 	if r.Bucket && !r.DryRun {
-		fmt.Fprintln(out, "the object tier was not touched: what nodes share in the bucket is found there again")
+		fmt.Fprintln(out, bucketUntouched)
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func (c *rmCmd) reportTenant(r *admin.TenantRemoval, std *terminal.Streams) erro
 			fmt.Fprintf(std.Out, "%d records are of the store's first format, which does not say whose they are: some may be this tenant's\n", r.Unknown)
 		}
 		if r.Bucket {
-			fmt.Fprintln(std.Out, "the object tier was not touched: what nodes share in the bucket is found there again")
+			fmt.Fprintln(std.Out, bucketUntouched)
 		}
 	}
 	switch {
@@ -170,7 +170,7 @@ func (c *rmCmd) reportTenant(r *admin.TenantRemoval, std *terminal.Streams) erro
 		return errors.New("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, has no key " +
 			"for some, or has more tenants than it can tell apart; those are not removed, give the command again when that has ended")
 	case r.Left > 0:
-		return fmt.Errorf("%d records are left: loads hold them; give the command again", r.Left)
+		return errLeft(r.Left)
 	}
 	return nil
 }
