@@ -1,38 +1,16 @@
 package quota
 
 import (
-	"encoding/binary"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/indextest"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/index/tenants"
 	"github.com/kvconn/kvconn/store/disk/index/victim"
 )
-
-const tenantPayload = 8192
-
-// tenantTable is a table of n records; slot i has one of tenant i modulo many, and no parent.
-func tenantTable(tb testing.TB, n, many int) *index.Table {
-	tb.Helper()
-	table := index.New()
-	tb.Cleanup(table.Close)
-	if _, err := table.AddSlots(uint32(n)); err != nil {
-		tb.Fatal(err)
-	}
-	batch := make([]index.Insertion, 0, 256)
-	for i := range n {
-		in := index.Insertion{Ref: index.Ref(i), Seq: uint64(i + 1), Bytes: tenantPayload, Tenant: numbered(i % many)}
-		binary.LittleEndian.PutUint64(in.ID.Key[:], uint64(i+1)*0x9E3779B97F4A7C15)
-		if batch = append(batch, in); len(batch) == cap(batch) || i == n-1 {
-			table.Insert(batch)
-			batch = batch[:0]
-		}
-	}
-	return table
-}
 
 // coldestOf selects records of a tenant.
 func coldestOf(table *index.Table, id tenants.ID, want int) []index.Victim {
@@ -44,9 +22,9 @@ func coldestOf(table *index.Table, id tenants.ID, want int) []index.Victim {
 }
 
 func TestATenantsColdestRecordsGoFirst(t *testing.T) {
-	const n, many, slot = 20_000, 4, tenantPayload + 4096
-	table := tenantTable(t, n, many)
-	id := numbered(1)
+	const n, many, slot = 20_000, 4, indextest.PayloadBytes + 4096
+	table := indextest.Tenants(t, n, many)
+	id := indextest.Tenant(1)
 	list := coldestOf(table, id, 100)
 	if len(list) != 100 {
 		t.Fatalf("%d victims", len(list))
@@ -70,7 +48,7 @@ func TestATenantsColdestRecordsGoFirst(t *testing.T) {
 			t.Errorf("%d: slot %d went, want %d", i, r.Ref, want)
 		}
 	}
-	if out := (&Eviction{ID: numbered(2), Victims: rest, Bytes: slot}).Take(table, nil); len(out) != 0 {
+	if out := (&Eviction{ID: indextest.Tenant(2), Victims: rest, Bytes: slot}).Take(table, nil); len(out) != 0 {
 		t.Error("a record of another tenant went")
 	}
 	if out := (&Eviction{ID: id, Victims: list, Bytes: slot}).Take(table, nil); len(out) != 1 || out[0].Ref != rest[0].Ref {
@@ -92,11 +70,11 @@ func BenchmarkTenants(b *testing.B) {
 		b.Run(fmt.Sprint(many), func(b *testing.B) {
 			for b.Loop() {
 				began := time.Now()
-				table := tenantTable(b, n, many)
+				table := indextest.Tenants(b, n, many)
 				b.ReportMetric(float64(time.Since(began).Nanoseconds())/float64(n), "insert-ns/record")
 				b.ReportMetric(float64(table.MemoryBytes())/float64(n), "bytes/record")
 				began = time.Now()
-				coldestOf(table, numbered(many-1), max(256, n/many/16))
+				coldestOf(table, indextest.Tenant(many-1), max(256, n/many/16))
 				b.ReportMetric(float64(time.Since(began).Microseconds())/1000, "select-ms")
 				table.Close()
 			}

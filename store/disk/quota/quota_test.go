@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/indextest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -19,11 +20,6 @@ const (
 	payload = 4096
 	slot    = payload + 4096
 )
-
-func numbered(i int) (id tenants.ID) {
-	binary.LittleEndian.PutUint32(id[:], uint32(i))
-	return id
-}
 
 // fixture is a table whose changes are made under a lock, as by a committer, and its quotas.
 type fixture struct {
@@ -105,14 +101,14 @@ func (f *fixture) write(id tenants.ID, ended func(error)) {
 // Many tenants write at one time: each in turn, none passes its quota, and nothing is kept of them afterwards but some victims.
 func TestManyTenantsKeepTheirQuotas(t *testing.T) {
 	const many, each = 600, 40
-	f := newFixture(t, many*each, Limits{Tenants: map[tenants.ID]int64{numbered(1): 5 * slot}, Default: 10 * slot}, time.Minute)
+	f := newFixture(t, many*each, Limits{Tenants: map[tenants.ID]int64{indextest.Tenant(1): 5 * slot}, Default: 10 * slot}, time.Minute)
 	f.run()
 	var writers sync.WaitGroup
 	for i := range many {
 		writers.Add(each)
 		go func() {
 			for range each {
-				f.write(numbered(i), func(err error) {
+				f.write(indextest.Tenant(i), func(err error) {
 					if err != nil {
 						t.Error(err)
 					}
@@ -123,8 +119,8 @@ func TestManyTenantsKeepTheirQuotas(t *testing.T) {
 	}
 	writers.Wait()
 	for i := range many {
-		have, _ := f.table.Tenants().Tenant(numbered(i))
-		limit := f.limit(numbered(i))
+		have, _ := f.table.Tenants().Tenant(indextest.Tenant(i))
+		limit := f.limit(indextest.Tenant(i))
 		if i == 0 && have.Records != each || i > 0 && (have.Bytes > limit || have.Bytes < limit-slot) {
 			t.Errorf("tenant %d: %d records, a quota of %d", i, have.Records, limit/slot)
 		}
@@ -144,7 +140,7 @@ func TestManyTenantsKeepTheirQuotas(t *testing.T) {
 // full is a tenant that has its quota, two records, which loads hold.
 func full(t *testing.T, patience time.Duration) (f *fixture, id tenants.ID, held []index.Ref) {
 	t.Helper()
-	id = numbered(1)
+	id = indextest.Tenant(1)
 	f = newFixture(t, 100, Limits{Default: 2 * slot}, patience)
 	held = []index.Ref{f.insert(id), f.insert(id)}
 	for _, ref := range held {
@@ -194,22 +190,22 @@ func TestWritesWaitInTheirOrder(t *testing.T) {
 func TestTooMuchAtTheStartGoes(t *testing.T) {
 	f := newFixture(t, 1000, Limits{}, time.Minute)
 	for i := range 300 {
-		f.insert(numbered(1 + i%2))
+		f.insert(indextest.Tenant(1 + i%2))
 	}
-	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{numbered(1): 20 * slot}})
+	f.q.SetLimits(Limits{Tenants: map[tenants.ID]int64{indextest.Tenant(1): 20 * slot}})
 	f.run()
 	wait.For(t, "the tenant is within its quota", func() bool {
-		have, _ := f.table.Tenants().Tenant(numbered(1))
+		have, _ := f.table.Tenants().Tenant(indextest.Tenant(1))
 		return have.Records <= 20
 	})
-	if other, _ := f.table.Tenants().Tenant(numbered(2)); other.Records != 150 {
+	if other, _ := f.table.Tenants().Tenant(indextest.Tenant(2)); other.Records != 150 {
 		t.Errorf("%d records of another tenant", other.Records)
 	}
 }
 
 func TestNoQuotaLetsEverythingThrough(t *testing.T) {
-	f := newFixture(t, 10, Limits{Tenants: map[tenants.ID]int64{numbered(1): slot}}, time.Minute)
-	for _, id := range []tenants.ID{{}, tenants.Unknown, numbered(2)} {
+	f := newFixture(t, 10, Limits{Tenants: map[tenants.ID]int64{indextest.Tenant(1): slot}}, time.Minute)
+	for _, id := range []tenants.ID{{}, tenants.Unknown, indextest.Tenant(2)} {
 		ticket, now, err := f.q.Admit(id, 1<<40, nil)
 		if !now || err != nil {
 			t.Errorf("%v: %v", id, err)
@@ -223,7 +219,7 @@ func TestNoQuotaLetsEverythingThrough(t *testing.T) {
 
 // Pinned records that are more than a quota are not looked for again and again.
 func TestMoreThanAQuotaMayBePinned(t *testing.T) {
-	id := numbered(1)
+	id := indextest.Tenant(1)
 	f := newFixture(t, 100, Limits{}, time.Hour)
 	refs, seqs := []index.Ref{f.insert(id), f.insert(id), f.insert(id)}, []uint64{1, 2, 3}
 	f.insert(id)
@@ -247,7 +243,7 @@ func TestMoreThanAQuotaMayBePinned(t *testing.T) {
 
 // Where pins leave no room a write is refused at once, one that waits too.
 func TestPinsThatFillAQuotaRefuseWrites(t *testing.T) {
-	id := numbered(1)
+	id := indextest.Tenant(1)
 	f := newFixture(t, 100, Limits{Default: 4 * slot}, time.Hour)
 	refs := []index.Ref{f.insert(id), f.insert(id), f.insert(id), f.insert(id)}
 	seqs := []uint64{1, 2, 3, 4}
@@ -281,10 +277,10 @@ func TestPinsThatFillAQuotaRefuseWrites(t *testing.T) {
 
 // New limits count at once, for what there is and for what waits.
 func TestLimitsChangeWhileWritesWait(t *testing.T) {
-	one, other := numbered(1), numbered(2)
+	one, other := indextest.Tenant(1), indextest.Tenant(2)
 	f := newFixture(t, 1000, Limits{}, time.Hour)
 	for i := range 300 {
-		f.insert(numbered(1 + i%2))
+		f.insert(indextest.Tenant(1 + i%2))
 	}
 	f.run()
 	records := func(id tenants.ID) int64 {
@@ -323,7 +319,7 @@ func TestLimitsChangeWhileWritesWait(t *testing.T) {
 
 // A write that waits and has more than a new limit is refused, and nothing is evicted for it.
 func TestAWriteThatWaitsIsRefusedByALowerLimit(t *testing.T) {
-	id := numbered(1)
+	id := indextest.Tenant(1)
 	f := newFixture(t, 100, Limits{Default: 8 * slot}, time.Hour)
 	for range 8 {
 		f.insert(id)
