@@ -53,7 +53,8 @@ func OrDefault(v, d float64) float64 {
 // shortest, so that a hit which is slower than computing is worth nothing.
 //
 // delay is what other requests wait longer: those that load from the same disk, now and as busy as it was of late, and
-// those that come to the rank's node while there is a queue. memory is what it takes to bring back the blocks that the prompt
+// those that come while there is a queue. What the request takes on any rank delays those that come to this rank's own queue; what it
+// takes beyond that delays those of the whole node, or a rank would do double work to spare a longer queue. memory is what it takes to bring back the blocks that the prompt
 // pushes out of the rank's GPU, for the part of such blocks that does come back. decode and balance are charges for the rank's share of
 // decode blocks and of new tokens; see [CostOptions]. Ties go to the rank with the least recent work, then the
 // fewest requests, then the lowest place.
@@ -66,6 +67,7 @@ type Cost struct {
 	mean     float64 // of what a ready rank's GPU took in of late, tokens
 	overMean float64 // 1 over it
 	back     float64 // the part of what GPUs take in that comes back
+	least    float64 // seconds that the request keeps the rank that it keeps least
 
 	none     Match   // of a request without any
 	inserted float64 // tokens that GPUs took in of late
@@ -98,6 +100,7 @@ func (p *Cost) Place(s *State, r *Request, d *Decision) {
 	}
 	p.align(s)
 	p.measure(s, r, &p.opts)
+	p.cuts(s, r)
 	i, decided := p.rules.Pin(s, r, d)
 	switch {
 	case i >= 0:

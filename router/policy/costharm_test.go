@@ -53,7 +53,8 @@ func TestALoadDelaysThoseThatComeToABusyDisk(t *testing.T) {
 	near(t, "delay", d.Scores[1].DelaySeconds, 0.2*2)
 }
 
-// Work delays those that come while the node has a queue, however long the rank's own is.
+// What a request takes on any rank delays those that come to the rank's own queue. What it takes beyond that delays those of the
+// node, however long the rank's own queue is.
 func TestWorkDelaysThoseThatCome(t *testing.T) {
 	s := oneNode(measured(2))
 	for i := range s.Ranks { // one request a second, which takes half a second
@@ -61,8 +62,8 @@ func TestWorkDelaysThoseThatCome(t *testing.T) {
 	}
 	s.Ranks[0].Load.QueuedRequests, s.Ranks[0].Load.QueuedTokens, s.Ranks[0].Load.FrontTokens = 1, 40000, 40000 // 4 s
 	d := explain(s, plain(), policytest.Prompt(1, 10000, s, 9000))
-	near(t, "0.1 s of work on a rank with a queue", d.Scores[0].DelaySeconds, 0.1*2*(2+0.05))
-	near(t, "1 s of work on one without", d.Scores[1].DelaySeconds, 1*2*(2+0.5))
+	near(t, "0.1 s of work on a rank with a queue", d.Scores[0].DelaySeconds, 2*(0.1*4+0.1*0.1/2))
+	near(t, "1 s of work on one without", d.Scores[1].DelaySeconds, 2*(0.9*2+1./2))
 }
 
 // Blocks that come back make pushing them out dear: by what loading or computing them takes.

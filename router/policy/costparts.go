@@ -83,13 +83,11 @@ func (p *Cost) parts(s *State, r *Request, i int, c *costParts) {
 		m = &r.Match[i]
 	}
 	*c = costParts{queue: w.queue}
-	c.use, c.load, c.prefill = p.cut(s, r, i)
-	own := c.prefill // what keeps the rank from others
-	if !p.opts.OverlapLoads {
-		own += c.load
-	}
+	c.use, c.load, c.prefill = w.use, w.load, w.rest
+	own, least := p.keeps(w), min(p.least, p.keeps(w))
 	// Each second of work delays all that come until the queue is gone, and on average half of it those that come while it lasts.
-	c.delay = times(times(own, n.wait), n.queue+own/2)
+	// What any rank would have to do for the request has the rank's own queue, so that it goes where fewer wait.
+	c.delay = times(n.wait, times(own-least, n.queue)+times(least, w.queue)+times(own, own)/2)
 	if p.opts.OverlapLoads {
 		c.load = max(c.load-c.queue, 0)
 	}
@@ -110,6 +108,27 @@ func (p *Cost) parts(s *State, r *Request, i int, c *costParts) {
 		c.decode = times(times(p.opts.DecodeWeight, own), float64(s.Ranks[i].Load.DecodeBlocks)/p.decode)
 	}
 	c.balance = times(times(p.opts.BalanceWeight, times(p.fresh, w.prefill)), max(pressure-1, 0))
+}
+
+// cuts finds for each rank which part of the prefix it best loads, and the least time that the request keeps a rank that
+// takes it.
+func (p *Cost) cuts(s *State, r *Request) {
+	p.least = math.Inf(1)
+	for i := range s.Ranks {
+		w := &p.work[i]
+		w.use, w.load, w.rest = p.cut(s, r, i)
+		if s.Holds(i, r.Tokens) {
+			p.least = min(p.least, p.keeps(w))
+		}
+	}
+}
+
+// keeps is how long the request keeps a rank from others.
+func (p *Cost) keeps(w *costRank) float64 {
+	if p.opts.OverlapLoads {
+		return w.rest
+	}
+	return w.rest + w.load
 }
 
 // cut returns how much of the prefix the i-th rank best serves a request with, and the seconds to load it

@@ -23,6 +23,9 @@ type costRank struct {
 	queue    float64 // seconds
 	diskLeft float64 // seconds that the disk alone needs for the rank's requests
 	node     int     // place in costState.nodes
+	// of the request: the tokens of its prefix that it uses, and the seconds to load them and to compute the rest
+	use        int32
+	load, rest float64
 }
 
 // costNode is what the ranks of a node share, and their queues taken together.

@@ -215,7 +215,7 @@ func (s *simulation) arrive(request int32) error {
 	s.tally.placed(r, d.Rank)
 	to := &s.ranks[d.Rank]
 	if s.opts.PredictTTL > 0 {
-		to.predict(r.Blocks, s.now+s.opts.PredictTTL)
+		to.predict(r.Blocks, s.now+policy.Late*s.state.FirstToken(&s.loads[d.Index], d, r.InputTokens)+s.opts.PredictTTL)
 	}
 	to.queue = append(to.queue, request)
 	s.admit(to)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/blockkey"
@@ -21,6 +22,7 @@ type job struct {
 	id      uint64
 	tokens  int
 	explain bool
+	latest  time.Time // by when its prefill should be over
 	s       *scratch
 	d       *Decision
 	err     error
@@ -303,15 +305,18 @@ func (r *Router) book(v *view, j *job) error {
 	if p.loads[d.Index].QueuedRequests == 0 && d.LoadDisk|d.LoadObject == 0 && j.req.Prompt != nil {
 		e.compute = int32(j.tokens) - d.UseTokens
 	}
-	if j.req.Silent {
-		e.assume = p.assumed(d, now)
+	j.latest = p.latest(d, now)
+	if j.req.Silent && p.state.Ranks[d.Index].Speeds.PrefillTokens > 0 {
+		e.assume = j.latest
 	}
 	r.flights.add(j.id, e)
 	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), v.blockSize) // for the rest of a batch
 	return nil
 }
 
-// predict notes that a rank is going to have the prompt's blocks, unless its events have said so already.
+// predict notes that a rank is going to have the prompt's blocks, unless its events have said so already. The time for which that
+// counts begins when the prompt should be computed: in a queue of a minute, the next turn of a conversation would else go
+// elsewhere, and do the work of this one again.
 func (r *Router) predict(v *view, j *job) {
 	state, ttl := v.states[j.d.Index], r.opts.PredictTTL
 	if state.events == nil {
@@ -320,7 +325,7 @@ func (r *Router) predict(v *view, j *job) {
 		return
 	}
 	if keys := j.s.walk.AllKeys(); len(keys) > 0 {
-		_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl)) // fails only if the rank was removed meanwhile
+		_ = r.index.Predict(state.gpu, keys, j.latest.Add(ttl)) // fails only if the rank was removed meanwhile
 	}
 }
 

@@ -5,8 +5,6 @@ package grid
 import (
 	"context"
 	"fmt"
-	"math"
-	"strings"
 
 	"github.com/kvconn/kvconn/router/replay"
 	"github.com/kvconn/kvconn/router/replay/agents"
@@ -83,12 +81,6 @@ func (c *Cell) Agents(requests int) agents.Options {
 	return o
 }
 
-// Row is the result of a cell, by policy in the sequence in which they were named.
-type Row struct {
-	Cell    Cell
-	Results []*replay.Result
-}
-
 // Run simulates a cell with each policy. Errors are those of [replay.Run].
 func Run(ctx context.Context, c Cell, requests int, policies []string) (Row, error) {
 	t, err := agents.Generate(c.Agents(requests))
@@ -105,53 +97,21 @@ func Run(ctx context.Context, c Cell, requests int, policies []string) (Row, err
 		if err != nil {
 			return Row{}, fmt.Errorf("%s: %w", name, err)
 		}
-		r.Policy = name
-		row.Results = append(row.Results, r)
+		row.Times = append(row.Times, r.TTFT)
 	}
 	return row, nil
 }
 
-// Worse returns how much longer the mean and the 95th percentile of the time to first token of the last policy are
-// than the best of the others, as parts: 0.1 is 10% longer.
-func (r *Row) Worse() (mean, p95 float64) {
-	bestMean, bestP95 := r.best()
-	last := r.Results[len(r.Results)-1]
-	return last.TTFT.Mean/bestMean - 1, last.TTFT.P95/bestP95 - 1
-}
-
-// much is by how much a policy may be worse than the best other one.
-const much = 0.1
-
-// String is the row of a table: the cell, mean / 95th percentile of the best other policy and of the last one, in seconds,
-// in bold type where that one is worse by more than 10%.
-func (r *Row) String() string {
-	c, last, mark := &r.Cell, r.Results[len(r.Results)-1], ""
-	if mean, p95 := r.Worse(); mean > much || p95 > much {
-		mark = "**"
+// Seeds simulates a cell with each policy and n seeds of the agents, from the cell's own on. Errors are those of [Run].
+func Seeds(ctx context.Context, c Cell, requests int, policies []string, n int) (Rows, error) {
+	var rows Rows
+	for range n {
+		row, err := Run(ctx, c, requests, policies)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row)
+		c.Seed++
 	}
-	mean, p95 := r.best()
-	return fmt.Sprintf("| %.0f KiB | %.0f GB/s | %d | %d | %g | %s / %s | %s%s / %s%s |", c.BytesPerToken/1024, c.DiskBytesPerS/1e9, c.Nodes, c.GPUBlocks, c.Load,
-		short(mean), short(p95), mark, short(last.TTFT.Mean), short(last.TTFT.P95), mark)
-}
-
-// short writes seconds with three digits.
-func short(s float64) string {
-	switch {
-	case s >= 99.95:
-		return fmt.Sprintf("%.0f", s)
-	case s >= 9.995:
-		return fmt.Sprintf("%.1f", s)
-	case s >= 0.9995:
-		return fmt.Sprintf("%.2f", s)
-	}
-	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
-}
-
-// best returns the least mean and the least 95th percentile of all policies but the last.
-func (r *Row) best() (mean, p95 float64) {
-	mean, p95 = math.Inf(1), math.Inf(1)
-	for _, other := range r.Results[:len(r.Results)-1] {
-		mean, p95 = min(mean, other.TTFT.Mean), min(p95, other.TTFT.P95)
-	}
-	return mean, p95
+	return rows, nil
 }
