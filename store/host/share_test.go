@@ -136,6 +136,23 @@ func TestHogCannotMakeAnotherWaitForEver(t *testing.T) {
 	wg.Wait()
 }
 
+// fullOfPins fills an arena of four units, and pins one record in each.
+func fullOfPins(t *testing.T, hog *Account) *[4]Slot {
+	t.Helper()
+	pins := new([4]Slot)
+	var fill Slot
+	for n := range 64 {
+		if err := slotFor(hog, &fill, n); err != nil {
+			t.Fatal(err)
+		}
+		fill.Release()
+	}
+	for i := range pins {
+		acquire(t, hog, &pins[i], record(16*i), 4096, Hit)
+	}
+	return pins
+}
+
 // slotFor pins the slot of a record, filled or found.
 func slotFor(c *Account, s *Slot, n int) error {
 	o, err := c.Acquire(context.Background(), s, record(n), 4096, false)
@@ -197,17 +214,7 @@ func TestClosedAccountWakesItsWaiters(t *testing.T) {
 func TestDrainedMemoryIsKeptForTheWaiter(t *testing.T) {
 	a := newArena(t, 4)
 	hog, other := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
-	var fill Slot
-	for n := range 64 {
-		if err := slotFor(hog, &fill, n); err != nil {
-			t.Fatal(err)
-		}
-		fill.Release()
-	}
-	var pins [4]Slot
-	for i := range pins { // one in each unit
-		acquire(t, hog, &pins[i], record(16*i), 4096, Hit)
-	}
+	pins := fullOfPins(t, hog)
 	var large Slot
 	result := make(chan Outcome, 1)
 	go func() {

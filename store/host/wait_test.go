@@ -42,17 +42,7 @@ func TestWaitReturnsNoSlotThatIsStillBeingRead(t *testing.T) {
 func TestMemoryIsKeptForTheNextWaiterAgain(t *testing.T) {
 	a := newArena(t, 4)
 	hog, c := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
-	var fill Slot
-	for n := range 64 {
-		if err := slotFor(hog, &fill, n); err != nil {
-			t.Fatal(err)
-		}
-		fill.Release()
-	}
-	var pins [4]Slot
-	for i := range pins { // one in each unit
-		acquire(t, hog, &pins[i], record(16*i), 4096, Hit)
-	}
+	pins := fullOfPins(t, hog)
 	ctx, cancel := context.WithCancel(t.Context())
 	var first, second Slot
 	results := make(chan error, 2)

@@ -9,7 +9,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,21 @@ def connect_worker(
     return worker
 
 
+Pair = tuple[Memory, WorkerClient, SchedulerClient]
+
+
+@pytest.fixture
+def pair(daemon: Path) -> Iterator[Pair]:
+    """An engine's memory, a worker with it, and a scheduler, both connected."""
+    memory = Memory()
+    worker = connect_worker(daemon, memory)
+    scheduler = SchedulerClient(options(daemon))
+    assert scheduler.connect()
+    yield memory, worker, scheduler
+    scheduler.close()
+    worker.close()
+
+
 def save_blocks(scheduler: SchedulerClient, workers: list[WorkerClient], tokens: list[int], tables: list[Any]) -> None:
     """Save the full blocks of a prompt, which lie in tables, one for each group."""
     scheduler.match("saving", tokens)
@@ -128,11 +143,8 @@ def save_blocks(scheduler: SchedulerClient, workers: list[WorkerClient], tokens:
     scheduler.step(Step(finished=["saving"]), scheduler.session)
 
 
-def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
-    memory = Memory()
-    worker = connect_worker(daemon, memory)
-    scheduler = SchedulerClient(options(daemon))
-    assert scheduler.connect()
+def test_what_was_saved_is_loaded_byte_for_byte(pair: Pair) -> None:
+    memory, worker, scheduler = pair
     tokens = list(range(4 * BLOCK_SIZE + 1))
     assert scheduler.match("r1", tokens).tokens == 0
     for block in range(4):
@@ -160,8 +172,6 @@ def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
     for block in range(3):
         assert memory.read(5 + block) == bytes([block + 2]) * BLOCK_BYTES
     scheduler.loaded(["r2"], [], 1)
-    scheduler.close()
-    worker.close()
 
 
 def test_another_namespace_or_scope_finds_nothing(daemon: Path) -> None:
@@ -243,11 +253,8 @@ def test_a_block_is_offered_only_with_all_its_shards(daemon: Path) -> None:
         client_.close()
 
 
-def test_other_content_behind_the_same_tokens_is_another_prompt(daemon: Path) -> None:
-    memory = Memory()
-    worker = connect_worker(daemon, memory)
-    scheduler = SchedulerClient(options(daemon))
-    assert scheduler.connect()
+def test_other_content_behind_the_same_tokens_is_another_prompt(pair: Pair) -> None:
+    _, worker, scheduler = pair
     tokens = [7] * (2 * BLOCK_SIZE + 1)
     scheduler.match("saving", tokens, spans=[Span(20, 30, b"cat")])
     plan = scheduler.step(Step(scheduled=[Scheduled("saving", [[0, 1]], True, 0, len(tokens), [])]), 1)
@@ -256,15 +263,10 @@ def test_other_content_behind_the_same_tokens_is_another_prompt(daemon: Path) ->
     assert scheduler.match("dog", tokens, spans=[Span(20, 30, b"dog")]).tokens == BLOCK_SIZE
     assert scheduler.match("moved", tokens, spans=[Span(19, 29, b"cat")]).tokens == BLOCK_SIZE
     assert scheduler.match("none", tokens).tokens == BLOCK_SIZE
-    scheduler.close()
-    worker.close()
 
 
-def test_a_reset_has_block_tables_told_again(daemon: Path) -> None:
-    memory = Memory()
-    worker = connect_worker(daemon, memory)
-    scheduler = SchedulerClient(options(daemon))
-    assert scheduler.connect()
+def test_a_reset_has_block_tables_told_again(pair: Pair) -> None:
+    _, worker, scheduler = pair
     tokens = list(range(2 * BLOCK_SIZE + 1))
     scheduler.match("r", tokens)
     scheduler.step(Step(scheduled=[Scheduled("r", [[0, 1, 2]], True, 0, 1, [])]), 1)
@@ -272,8 +274,6 @@ def test_a_reset_has_block_tables_told_again(daemon: Path) -> None:
     assert scheduler.step(Step(scheduled=[Scheduled("r", [[]], False, 1, BLOCK_SIZE, [])]), 1).meta == b""
     plan = scheduler.step(Step(scheduled=[Scheduled("r", [[4, 5, 6]], True, 1, 2 * BLOCK_SIZE, [])]), 1)
     assert worker.save(plan.meta).taken == 2
-    scheduler.close()
-    worker.close()
 
 
 def test_blocks_named_by_the_engine_are_kept_and_found(daemon: Path) -> None:
@@ -315,11 +315,8 @@ def everything(keyed: KeyedClient) -> Polled:
     return reports
 
 
-def test_memory_that_was_taken_back_is_not_touched(daemon: Path) -> None:
-    memory = Memory()
-    worker = connect_worker(daemon, memory)
-    scheduler = SchedulerClient(options(daemon))
-    assert scheduler.connect()
+def test_memory_that_was_taken_back_is_not_touched(pair: Pair) -> None:
+    memory, worker, scheduler = pair
     tokens = list(range(BLOCK_SIZE + 1))
     save_blocks(scheduler, [worker], tokens, [[0]])
     wait_until(lambda: scheduler.match("r", tokens).tokens == BLOCK_SIZE)
@@ -331,8 +328,6 @@ def test_memory_that_was_taken_back_is_not_touched(daemon: Path) -> None:
     assert [load.request for load in worker.poll()] in (["r"], [])
     assert memory.read(5) == b"\xee" * BLOCK_BYTES
     assert worker.register([memory.fd], LAYOUT)
-    scheduler.close()
-    worker.close()
 
 
 def test_a_frozen_daemon_is_fenced_and_its_load_fails(daemon_process: DaemonProcess) -> None:

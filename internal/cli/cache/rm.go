@@ -160,20 +160,21 @@ func (c *rmCmd) remove(ctx context.Context, daemon *client, chosen []admin.Names
 			fmt.Fprintln(std.Out, bucketUntouched)
 		}
 	}
-	switch {
-	case total.Incomplete:
-		return errors.New("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, or has no key " +
-			"for some; those are not removed, give the command again when that has ended")
-	case total.Left > 0:
-		return errLeft(total.Left)
-	}
-	return nil
+	return unfinished(total.Incomplete, "or has no key for some", total.Left)
 }
 
 // bucketUntouched is said where a removal leaves an object tier as it is.
 const bucketUntouched = "the object tier was not touched: what nodes share in the bucket is found there again"
 
-// errLeft is the error of a removal that loads kept from ending.
-func errLeft(records int64) error {
-	return fmt.Errorf("%d records are left: loads hold them; give the command again", records)
+// unfinished is the error of a removal that is not complete, nil if it is: the store does not know all of its records, for which why is the last
+// possible reason, or loads hold some.
+func unfinished(incomplete bool, why string, left int64) error {
+	switch {
+	case incomplete:
+		return fmt.Errorf("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, %s; "+
+			"those are not removed, give the command again when that has ended", why)
+	case left > 0:
+		return fmt.Errorf("%d records are left: loads hold them; give the command again", left)
+	}
+	return nil
 }

@@ -2,7 +2,6 @@ package cache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -165,12 +164,5 @@ func (c *rmCmd) reportTenant(r *admin.TenantRemoval, std *terminal.Streams) erro
 			fmt.Fprintln(std.Out, bucketUntouched)
 		}
 	}
-	switch {
-	case r.Incomplete:
-		return errors.New("the store does not know all of its records: it is still looking for them after a journal was lost, cannot read a segment, has no key " +
-			"for some, or has more tenants than it can tell apart; those are not removed, give the command again when that has ended")
-	case r.Left > 0:
-		return errLeft(r.Left)
-	}
-	return nil
+	return unfinished(r.Incomplete, "has no key for some, or has more tenants than it can tell apart", r.Left)
 }
