@@ -54,8 +54,11 @@ func (c *exportCmd) Run(ctx context.Context, command *kong.Context, resolver *se
 	}
 	done, failed, err := c.fromStore(ctx, s, std)
 	unread := s.Stats().AwaitedSegments
-	if closed := s.Close(); err == nil && closed != nil {
+	switch closed := s.Close(); {
+	case closed != nil && err == nil:
 		err = fmt.Errorf("the file is complete, but: %w", closed)
+	case closed != nil:
+		err = errors.Join(err, closed)
 	}
 	err = c.report(&done, strconv.FormatInt(failed, 10), "'kvconnd fsck --payload' says which, and drops them", err, std)
 	if err == nil && unread > 0 {
