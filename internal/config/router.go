@@ -26,7 +26,7 @@ type Router struct {
 	OverlapLoads     bool          `name:"overlap-loads" env:"KVCONN_ROUTER_OVERLAP_LOADS" help:"The engines load a prefix while they compute other prompts."`
 	AlwaysLoad       bool          `name:"always-load" env:"KVCONN_ROUTER_ALWAYS_LOAD" help:"The engines load every hit, even where computing is faster. Those with kvconn don't."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
-	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long a prompt that was routed counts as cached after it should be computed, while the engine's events are on their way."`
+	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long a prompt that was routed counts as cached while the engine's events are on their way; it goes on while the prompt waits for its prefill."`
 	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"How long a prompt that was routed to an engine without KV events counts as cached there."`
 	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"A request that reports nothing for this long is forgotten."`
 	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the prefix index. Default: a quarter of the memory of machine or cgroup, 2GiB at most."`

@@ -20,7 +20,7 @@ func Router() []Group {
 			{"overlap_loads", "", "The engines load a prefix while they compute other prompts."},
 			{"always_load", "", "The engines load every hit, even where computing is faster. Those with kvconn don't."},
 			{"assume_kv_reuse", "", "Requests on a rank with equal prefixes share them while decoding (cascade attention): shared blocks count once."},
-			{"predict_ttl", "", "How long a prompt that was routed counts as cached after it should be computed, while the engine's events are on their way."},
+			{"predict_ttl", "", "How long a prompt that was routed counts as cached while the engine's events are on their way; it goes on while the prompt waits for its prefill."},
 			{"approximate_ttl", "", "How long a prompt that was routed to an engine without KV events counts as cached there."},
 			{"request_ttl", "", "A request that reports nothing for this long is forgotten."},
 			{"index_bytes", "a quarter of the memory of machine or container, `2GiB` at most", "Memory of the prefix index; at least 1MiB, at most all memory."},

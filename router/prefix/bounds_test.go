@@ -37,7 +37,7 @@ func TestPredictionsAreBounded(t *testing.T) {
 	}
 	predict := func(want int32) {
 		t.Helper()
-		if err := w.Predict(w.holders[0], w.p.keys[:100], time.Unix(0, 100)); err != nil {
+		if _, err := w.Predict(w.holders[0], w.p.keys[:100], time.Unix(0, 100)); err != nil {
 			t.Fatal(err)
 		}
 		w.Walk(w.view, w.p.keys, w.out)

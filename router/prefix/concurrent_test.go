@@ -95,7 +95,7 @@ func churn(t *testing.T, x *Index, p *prompt, rng *rand.Rand, flapping, holey Ho
 	if err := x.Stored(flapping, p.ids[at-1], true, fork.ids, fork.keys); err != nil {
 		t.Error(err)
 	}
-	if err := x.Predict(holey, p.keys[:50], time.Unix(1, 0)); err != nil {
+	if _, err := x.Predict(holey, p.keys[:50], time.Unix(1, 0)); err != nil {
 		t.Error(err)
 	}
 	x.Removed(flapping, fork.ids[100:])

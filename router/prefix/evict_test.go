@@ -72,7 +72,7 @@ func TestEvictionKeepsThePredictionsOfWhatItKeeps(t *testing.T) {
 	b.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, b.tokens, 16)
 	deadline := time.Unix(10, 0)
 	for _, p := range []*prompt{&a, &b} {
-		if err := x.Predict(holders[0], p.keys, deadline); err != nil {
+		if _, err := x.Predict(holders[0], p.keys, deadline); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -124,7 +124,7 @@ func TestPredictedBlocksCountUntilTheyExpire(t *testing.T) {
 	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
 	predict := func(worker, blocks int, deadline int64) {
 		t.Helper()
-		if err := w.Predict(w.holders[worker], w.p.keys[:blocks], at(deadline)); err != nil {
+		if _, err := w.Predict(w.holders[worker], w.p.keys[:blocks], at(deadline)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestPredictedBlocksCountUntilTheyExpire(t *testing.T) {
 	if w.Expire(at(60)); w.Stats().Blocks != 210 {
 		t.Errorf("%+v", w.Stats())
 	}
-	if err := w.Predict(99, w.p.keys, at(1)); err == nil {
+	if _, err := w.Predict(99, w.p.keys, at(1)); err == nil {
 		t.Error("a prediction for nobody was taken")
 	}
 }

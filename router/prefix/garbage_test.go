@@ -57,7 +57,7 @@ func TestKeysThatAreNotChainedBreakNothing(t *testing.T) {
 			case 3, 4:
 				x.Removed(h, ids)
 			case 5:
-				_ = x.Predict(h, keys, time.Unix(0, int64(i+rng.IntN(50))))
+				_, _ = x.Predict(h, keys, time.Unix(0, int64(i+rng.IntN(50))))
 			case 6:
 				x.Walk(view, keys, out)
 			default:

@@ -77,6 +77,8 @@ type model struct {
 	// bounded says that the index forgets, so that it may know less than the model.
 	bounded bool
 	named   map[string][]bool
+	// spots are of predictions that have not ended since.
+	spots []foretold
 
 	scratch Scratch
 	tokens  []uint32
@@ -242,6 +244,32 @@ func (m *model) clear(h *modelHolder) {
 		}
 		h.count[b], h.predicted[b] = 0, 0
 	}
+	m.forgetEnded()
+}
+
+// foretold is a path that was predicted for a holder.
+type foretold struct {
+	h    *modelHolder
+	path []int
+	spot Spot
+}
+
+// forgetEnded forgets the spots of predictions that have ended.
+func (m *model) forgetEnded() {
+	m.spots = slices.DeleteFunc(m.spots, func(f foretold) bool { return f.h.predicted[f.path[len(f.path)-1]] == 0 })
+}
+
+// extend has predictions of one path last longer.
+func (m *model) extend() {
+	if len(m.spots) == 0 {
+		return
+	}
+	f := m.spots[m.rng.IntN(len(m.spots))]
+	deadline := m.now + 1 + m.rng.Int64N(50)
+	m.x.Extend(f.h.h, f.spot, time.Unix(0, deadline))
+	for _, b := range f.path {
+		f.h.predicted[b] = max(f.h.predicted[b], deadline)
+	}
 }
 
 // predict foretells a path for a holder until some time.
@@ -249,9 +277,11 @@ func (m *model) predict() {
 	h := m.holders[m.rng.IntN(len(m.holders))]
 	end := m.blocks[m.rng.IntN(len(m.blocks))]
 	deadline := m.now + 1 + m.rng.Int64N(50)
-	if err := m.x.Predict(h.h, end.keys, time.Unix(0, deadline)); err != nil {
+	spot, err := m.x.Predict(h.h, end.keys, time.Unix(0, deadline))
+	if err != nil {
 		m.t.Fatal(err)
 	}
+	m.spots = append(m.spots, foretold{h, end.path, spot})
 	for _, b := range end.path {
 		if h.predicted[b] == 0 {
 			m.live(b, 1)
@@ -271,6 +301,7 @@ func (m *model) expire() {
 			}
 		}
 	}
+	m.forgetEnded()
 }
 
 // want is the definition of a result.
@@ -352,6 +383,10 @@ func (m *model) step(withPredictions bool) {
 		}
 	case n < 750:
 		m.expire()
+	case n < 756:
+		if withPredictions {
+			m.extend()
+		}
 	default:
 		m.walk()
 	}

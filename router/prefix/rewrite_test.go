@@ -105,7 +105,7 @@ func TestDroppedRunsKeepNoMemory(t *testing.T) {
 	x := newIndex(t)
 	h := mustAdd(t, x, "e")
 	p := randomPrompt(seed.Random(t, 7), 3*maxRun)
-	if err := x.Predict(h, p.keys, time.Unix(1000, 0)); err != nil {
+	if _, err := x.Predict(h, p.keys, time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)
 	}
 	x.Clear(h)

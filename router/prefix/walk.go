@@ -44,7 +44,11 @@ type Scratch struct {
 	hasher    blockkey.Hasher
 	tokens    []uint32
 	blockSize int
+	end       Spot
 }
+
+// End is where the prompt that was walked last ends, if the walk got there: if a rank has all of it, or the index has.
+func (s *Scratch) End() Spot { return s.end }
 
 // hash makes sure that the keys of the prompt's first n blocks are there.
 func (s *Scratch) hash(n int) {
@@ -71,7 +75,7 @@ func (s *Scratch) AllKeys() []connector.Key {
 // [blockkey.Scheme.Root]), blockSize the tokens of a block. It hashes only the tokens that the walk
 // gets to, and at most a few hundred blocks beyond. It allocates only until scratch has grown.
 func (x *Index) WalkTokens(ranks *Ranks, root blockkey.Link, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
-	scratch.keys, scratch.tokens, scratch.blockSize = scratch.keys[:0], tokens, blockSize
+	scratch.keys, scratch.tokens, scratch.blockSize, scratch.end = scratch.keys[:0], tokens, blockSize, Spot{}
 	scratch.hasher.Begin(root)
 	total := 0
 	if blockSize > 0 {
@@ -103,6 +107,9 @@ func (x *Index) WalkTokens(ranks *Ranks, root blockkey.Link, tokens []uint32, bl
 		}
 		if n == 0 {
 			break
+		}
+		if pos+n == total {
+			scratch.end = spotOf(r, uint32(n), scratch.keys)
 		}
 		if w.stretch(c, uint32(n)); w.alive == 0 || n == reach && reach < want {
 			break

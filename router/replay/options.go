@@ -46,8 +46,8 @@ type Options struct {
 	// AlwaysLoad loads every hit, even where computing is faster.
 	AlwaysLoad bool `json:"always_load"`
 
-	// PredictTTL is how long the router counts a prompt that it has placed as cached there, after it should be
-	// computed. Default 5, as the router's; negative: nothing counts before it is computed.
+	// PredictTTL is how long the router counts a prompt that it has placed as cached there; it goes on as long as the
+	// prompt waits for its prefill. Default 5, as the router's; negative: only what is in a GPU counts.
 	PredictTTL float64 `json:"predict_ttl_s"`
 
 	// Speed is how much faster than recorded the requests arrive. Default 1.

@@ -10,21 +10,40 @@ type rank struct {
 	loading int     // requests that load
 	running int
 	busy    bool // in prefill
-	// predicted has until when the router counts blocks as in the GPU because it has placed a prompt with them there.
-	predicted map[int32]float64
+	// predicted are the blocks that the router counts as in the rank's GPU because it has placed a prompt with them there.
+	predicted map[int32]prediction
 }
 
-// predict notes that the router counts blocks as in the rank's GPU until a time.
+// prediction is of a block: it counts until a time, and as long as prompts with it wait for their prefill.
+type prediction struct {
+	until   float64
+	waiting int
+}
+
+// predict notes that the router counts the blocks of a prompt as in the rank's GPU until a time, and as long as it waits.
 func (k *rank) predict(blocks []int32, until float64) {
 	for _, b := range blocks {
-		k.predicted[b] = until
+		p := k.predicted[b]
+		k.predicted[b] = prediction{max(p.until, until), p.waiting + 1}
+	}
+}
+
+// arrived notes that a prompt waits no longer: what is in the GPU counts.
+func (k *rank) arrived(blocks []int32) {
+	for _, b := range blocks {
+		p := k.predicted[b]
+		p.waiting--
+		k.predicted[b] = p
 	}
 }
 
 // seen returns how many blocks at the head of a prompt the router takes for being in the rank's GPU.
 func (k *rank) seen(blocks []int32, now float64) int {
 	n := k.gpu.prefix(blocks)
-	for n < len(blocks) && (k.predicted[blocks[n]] > now || k.gpu.has(blocks[n])) {
+	for n < len(blocks) {
+		if p := k.predicted[blocks[n]]; p.until <= now && p.waiting == 0 && !k.gpu.has(blocks[n]) {
+			break
+		}
 		n++
 	}
 	return n
@@ -180,6 +199,9 @@ func (s *simulation) prefilled(k *rank, request int32) {
 	r := &s.trace.Requests[request]
 	s.tally.ttft = append(s.tally.ttft, s.now-s.flights[request].arrival)
 	s.tracker.PrefillDone(s.id(request))
+	if s.opts.PredictTTL > 0 {
+		k.arrived(r.Blocks)
+	}
 	k.gpu.validate(r.Blocks)
 	s.save(&s.nodes[k.node], r.Blocks)
 	s.object.use(r.Blocks)

@@ -117,7 +117,7 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 		s.nodes = append(s.nodes, node{disk: newLRU(o.DiskBlocks), diskLink: newLink(o.DiskBytesPerS), objectLink: newLink(o.ObjectBytesPerS), saveBudget: o.SaveBytesPerS})
 	}
 	for i := range o.Ranks {
-		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks, predicted: map[int32]float64{}})
+		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks, predicted: map[int32]prediction{}})
 		s.ids = append(s.ids, int32(i))
 		s.state.Ranks = append(s.state.Ranks, policy.Rank{ID: int32(i), Ready: true, Node: int32(s.ranks[i].node)})
 		if err := tracker.AddRank(int32(i)); err != nil {
@@ -215,7 +215,7 @@ func (s *simulation) arrive(request int32) error {
 	s.tally.placed(r, d.Rank)
 	to := &s.ranks[d.Rank]
 	if s.opts.PredictTTL > 0 {
-		to.predict(r.Blocks, s.now+policy.Late*s.state.FirstToken(&s.loads[d.Index], d, r.InputTokens)+s.opts.PredictTTL)
+		to.predict(r.Blocks, s.now+s.opts.PredictTTL)
 	}
 	to.queue = append(to.queue, request)
 	s.admit(to)

@@ -22,7 +22,6 @@ type job struct {
 	id      uint64
 	tokens  int
 	explain bool
-	latest  time.Time // by when its prefill should be over
 	s       *scratch
 	d       *Decision
 	err     error
@@ -227,12 +226,14 @@ func (r *Router) tryDecide(jobs []*job) bool {
 		if !j.d.Placed() {
 			continue
 		}
-		if j.err = r.book(v, j); j.err != nil {
+		e, err := r.book(v, j)
+		if j.err = err; err != nil {
 			j.d.reset()
 			continue
 		}
 		// Under the lock: a rank that is removed meanwhile leaves its number to another.
-		r.predict(v, j)
+		e.spot, e.extend = r.predict(v, j)
+		r.flights.add(j.id, e)
 	}
 	return true
 }
@@ -283,7 +284,7 @@ func cut(v *int32, n int32) int32 {
 const sharedBlocks = 1024
 
 // book counts a placed request as load. The caller holds the pool's mu.
-func (r *Router) book(v *view, j *job) error {
+func (r *Router) book(v *view, j *job) (e flight, err error) {
 	d, p, state := j.d, j.to.pool, v.states[j.d.Index]
 	spec := state.spec.Load()
 	d.Handle, d.Match = j.id, d.matches[d.Index]
@@ -298,35 +299,42 @@ func (r *Router) book(v *view, j *job) error {
 		booking.Keys = keys[:min(len(keys), sharedBlocks)]
 	}
 	if err := p.tracker.Add(booking); err != nil {
-		return fmt.Errorf("%w: %w", ErrBusy, err)
+		return e, fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	now := r.opts.Now()
-	e := flight{pool: p, rank: state, placed: now, heard: now}
+	e = flight{pool: p, rank: state, placed: now, heard: now}
 	if p.loads[d.Index].QueuedRequests == 0 && d.LoadDisk|d.LoadObject == 0 && j.req.Prompt != nil {
 		e.compute = int32(j.tokens) - d.UseTokens
 	}
-	j.latest = p.latest(d, now)
-	if j.req.Silent && p.state.Ranks[d.Index].Speeds.PrefillTokens > 0 {
-		e.assume = j.latest
+	if j.req.Silent {
+		e.assume = p.assumed(d, now)
 	}
-	r.flights.add(j.id, e)
 	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), v.blockSize) // for the rest of a batch
-	return nil
+	return e, nil
 }
 
-// predict notes that a rank is going to have the prompt's blocks, unless its events have said so already. The time for which that
-// counts begins when the prompt should be computed: in a queue of a minute, the next turn of a conversation would else go
-// elsewhere, and do the work of this one again.
-func (r *Router) predict(v *view, j *job) {
-	state, ttl := v.states[j.d.Index], r.opts.PredictTTL
-	if state.events == nil {
-		ttl = r.opts.ApproximateTTL
-	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/v.blockSize {
-		return
+// predict notes that a rank is going to have the prompt's blocks, unless it has them by its events or another prediction. The
+// caller holds the pool's mu. It returns where the prompt ends, and when its prediction is to be extended if it still waits then, in
+// Unix nanoseconds: see [Router.extendPredictions].
+func (r *Router) predict(v *view, j *job) (end prefix.Spot, extend int64) {
+	state, now := v.states[j.d.Index], r.opts.Now()
+	if state.events != nil && int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/v.blockSize {
+		return j.s.walk.End(), now.UnixNano()
 	}
 	if keys := j.s.walk.AllKeys(); len(keys) > 0 {
-		_ = r.index.Predict(state.gpu, keys, j.latest.Add(ttl)) // fails only if the rank was removed meanwhile
+		ttl := r.predictTTL(state)
+		end, _ = r.index.Predict(state.gpu, keys, now.Add(ttl)) // fails only if the rank was removed meanwhile
+		extend = now.Add(ttl / 2).UnixNano()
 	}
+	return end, extend
+}
+
+// predictTTL is how long a prediction for a rank lasts.
+func (r *Router) predictTTL(s *rankState) time.Duration {
+	if s.events == nil {
+		return r.opts.ApproximateTTL
+	}
+	return r.opts.PredictTTL
 }
 
 // Prefix is what a rank has of a prompt, in tokens, with the JSON names of the HTTP interface.

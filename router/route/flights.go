@@ -2,8 +2,11 @@ package route
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/kvconn/kvconn/router/prefix"
 )
 
 // flight is a request that was placed and has not finished.
@@ -15,9 +18,12 @@ type flight struct {
 	// compute is how many tokens it had to compute if it was alone on its rank and loaded nothing,
 	// else 0. The rank's speed is learnt from its prefill then.
 	compute int32
-	// assume is when the prefill is assumed to be over; zero if its end will be reported, or cannot be
-	// predicted.
-	assume time.Time
+	// assume is when the prefill is assumed to be over; 0 if its end will be reported, or cannot be
+	// predicted. extend is when the prediction of its blocks is to be extended. Both are in Unix nanoseconds: a map keeps no more
+	// than 128 bytes of a value in place.
+	assume, extend int64
+	// spot is where its prompt ends in the index as long as it waits for its prefill.
+	spot prefix.Spot
 }
 
 // flights are the requests in flight by handle.
@@ -42,7 +48,7 @@ func (f *flights) hear(id uint64, now time.Time, prefillDone bool) (e flight, ok
 	next := e
 	next.heard = now
 	if prefillDone {
-		next.compute, next.assume = 0, time.Time{}
+		next.compute, next.assume, next.spot = 0, 0, prefix.Spot{}
 	}
 	f.byID[id] = next
 	return e, true
@@ -61,11 +67,27 @@ func (f *flights) due(now time.Time) (ids []uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, e := range f.byID {
-		if !e.assume.IsZero() && !e.assume.After(now) {
+		if e.assume != 0 && e.assume <= now.UnixNano() {
 			ids = append(ids, id)
 		}
 	}
 	return ids
+}
+
+// waiting returns the requests that wait for their prefill and whose predictions are to be extended by now. The next time is after
+// half of what they are extended by.
+func (f *flights) waiting(now time.Time, by func(*rankState) time.Duration) (list []flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, e := range f.byID {
+		if !e.spot.Known() || e.extend > now.UnixNano() {
+			continue
+		}
+		list = append(list, e)
+		e.extend = now.Add(by(e.rank) / 2).UnixNano()
+		f.byID[id] = e
+	}
+	return list
 }
 
 // sweep forgets requests that were last reported earlier than before, as the tracker does by itself, and those
@@ -107,6 +129,19 @@ func (r *Router) assumePrefilled(now time.Time) {
 		if e, ok := r.flights.hear(handle, now, true); ok {
 			e.pool.tracker.PrefillDone(handle)
 		}
+	}
+}
+
+// extendPredictions lets what waits for its prefill count as in the rank's GPU for longer: in a queue of a minute, the next turn of a
+// conversation would otherwise go elsewhere, and do the work of this one again.
+func (r *Router) extendPredictions(now time.Time) {
+	for _, e := range r.flights.waiting(now, r.predictTTL) {
+		e.pool.mu.Lock()
+		// A rank that was removed has left its number in the index to another.
+		if slices.Contains(e.pool.view.Load().states, e.rank) {
+			r.index.Extend(e.rank.gpu, e.spot, now.Add(r.predictTTL(e.rank)))
+		}
+		e.pool.mu.Unlock()
 	}
 }
 

@@ -18,8 +18,8 @@ type Options struct {
 	// Index bounds the prefix index that all models share, Load what is tracked for each.
 	Index prefix.Options
 	Load  inflight.Options
-	// PredictTTL is how long a prompt that was routed counts as in the rank's GPU after its prefill should be
-	// over, while its events are on their way. Default 5 s.
+	// PredictTTL is how long a prompt that was routed counts as in the rank's GPU while its events are on their
+	// way: from when it is routed, and again as long as it waits for its prefill. Default 5 s.
 	PredictTTL time.Duration
 	// ApproximateTTL is the same for ranks without events. Default 2 min, as other routers assume.
 	ApproximateTTL time.Duration

@@ -168,11 +168,22 @@ func (p *pool) place(v *view, jobs []*job) {
 // headTokens is the length of the head by which policies tell prompts of a batch apart.
 const headTokens = 64
 
-// latest is by when the prefill of a request that was just placed should be over, had it taken [policy.Late] times its time. The
-// caller holds mu, and has not counted the request yet.
-func (p *pool) latest(d *Decision, now time.Time) time.Time {
-	seconds := policy.Late * p.state.FirstToken(&p.loads[d.Index], &d.Decision, d.PromptTokens)
-	return now.Add(time.Duration(min(max(seconds, leastAssumed), mostAssumed) * float64(time.Second)))
+// assumed is when the prefill of a request that was just placed should be over, had it taken twice its time;
+// in Unix nanoseconds; 0 if the rank's speed is not known. The caller holds mu.
+func (p *pool) assumed(d *Decision, now time.Time) int64 {
+	l, v := &p.loads[d.Index], &p.state.Ranks[d.Index].Speeds
+	if !(v.PrefillTokens > 0) {
+		return 0
+	}
+	seconds := float64(l.QueuedTokens+int64(d.PromptTokens)-int64(d.UseTokens)) / v.PrefillTokens
+	for _, tier := range [...]struct{ tokens, bytesPerS float64 }{
+		{float64(l.QueuedDiskTokens + int64(d.LoadDisk)), v.DiskBytes}, {float64(l.QueuedObjectTokens + int64(d.LoadObject)), v.ObjectBytes},
+	} {
+		if tier.bytesPerS > 0 {
+			seconds += tier.tokens * v.BytesPerToken / tier.bytesPerS
+		}
+	}
+	return now.Add(time.Duration(min(max(2*seconds, leastAssumed), mostAssumed) * float64(time.Second))).UnixNano()
 }
 
 // leastAssumed and mostAssumed bound the time after which a prefill is assumed to be over, in seconds.

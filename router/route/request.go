@@ -42,7 +42,7 @@ type Request struct {
 	// Exclude are ranks that must not be chosen: those that failed this request before.
 	Exclude []int32
 	// Silent says that no end of the prefill will be reported, because the answer comes as a whole. If
-	// the rank's prefill speed is known, the prefill is assumed to be over after [policy.Late] times its predicted time.
+	// the rank's prefill speed is known, the prefill is assumed to be over after twice its predicted time.
 	Silent bool
 	// MaybeSilent says that the end of the prefill may never be reported. It counts if it is; else the request counts as
 	// queued until it finishes, but never as late.

@@ -78,7 +78,8 @@ func New(o Options) (*Router, error) {
 // expireInterval is how often what has expired is forgotten.
 const expireInterval = time.Second
 
-// expire forgets predictions and requests whose time is over, and ends prefills whose end is not reported.
+// expire forgets predictions and requests whose time is over, extends predictions of what waits, and ends prefills whose end is not
+// reported.
 func (r *Router) expire() {
 	tick := time.NewTicker(expireInterval)
 	defer tick.Stop()
@@ -89,8 +90,9 @@ func (r *Router) expire() {
 		case <-tick.C:
 		}
 		now := r.opts.Now()
-		r.index.Expire(now)
 		r.assumePrefilled(now)
+		r.extendPredictions(now)
+		r.index.Expire(now)
 		r.flights.sweep(now.Add(-r.opts.Load.TTL), nil)
 	}
 }

@@ -122,7 +122,12 @@ func (c *Coverage) Count(h Holder) uint32 {
 // Knows says whether h has some of the blocks or is expected to.
 func (c *Coverage) Knows(h Holder) bool {
 	f, _, _ := c.find(h)
-	return f != formNone || c.More != nil && c.More.predicts(h)
+	return f != formNone || c.Predicts(h, 0)
+}
+
+// Predicts says whether there is a prediction that h has the first n blocks, or more.
+func (c *Coverage) Predicts(h Holder, n uint32) bool {
+	return c.More != nil && slices.ContainsFunc(c.More.Predicted, func(p Prediction) bool { return p.Holder == h && p.End >= n })
 }
 
 // Holders is how many holders have some of the blocks, predictions not counted.
@@ -185,10 +190,6 @@ type Prediction struct {
 
 func (m *More) findHoled(h Holder) (int, bool) {
 	return slices.BinarySearchFunc(m.Holed, h, func(e Holed, h Holder) int { return int(e.Holder) - int(h) })
-}
-
-func (m *More) predicts(h Holder) bool {
-	return slices.ContainsFunc(m.Predicted, func(p Prediction) bool { return p.Holder == h })
 }
 
 // withMore is c with a changed copy of its rarer part, which is left out if it is empty.
