@@ -52,12 +52,12 @@ func OrDefault(v, d float64) float64 {
 // prefill is the rest of the prompt over the prefill speed. The part of the prefix is loaded that makes load + prefill
 // shortest, so that a hit which is slower than computing is worth nothing.
 //
-// delay is what other requests wait longer: those that load from the same disk, now and as busy as it was of late, and
-// those that come while there is a queue. What the request takes on any rank delays those that come to this rank's own queue; what it
-// takes beyond that delays those of the whole node, or a rank would do double work to spare a longer queue. memory is what it takes to bring back the blocks that the prompt
-// pushes out of the rank's GPU, for the part of such blocks that does come back. decode and balance are charges for the rank's share of
-// decode blocks and of new tokens; see [CostOptions]. Ties go to the rank with the least recent work, then the
-// fewest requests, then the lowest place.
+// delay is what other requests wait longer: those that load from the same disk, now and as busy as it was of late, and those
+// that come while there is a queue. What the request takes on any rank delays those that come to this rank's own queue; what it takes
+// beyond that delays those of the whole node, or a rank would do double work to spare a longer queue. memory is what it takes to
+// bring back the blocks that the prompt pushes out of the rank's GPU, for the part of such blocks that does come back. decode and
+// balance are charges for the rank's share of decode blocks and of new tokens; see [CostOptions]. Ties go to the rank with the least
+// recent work, then the fewest requests, then the lowest place.
 type Cost struct {
 	opts  CostOptions
 	rules Rules

@@ -66,11 +66,12 @@ func (x *Index) Extend(h Holder, s Spot, deadline time.Time) {
 	}
 	for r, end := s.run, s.end; r != nil && len(x.expiry) < maxPredictions; r, end = r.parent, r.parentOff+1 {
 		if !r.cover.Load().Predicts(h, end) {
-			return
+			break
 		}
 		x.touch(r)
 		x.predict(h, ho, r, end, deadline.UnixNano())
 	}
+	x.bound()
 }
 
 func (x *Index) predict(h Holder, ho *holder, r *run, end uint32, deadline int64) {

@@ -94,23 +94,16 @@ func simulate(t *testing.T, cells []Cell, seeds int) []Rows {
 	return all
 }
 
-// What docs/replay.md says of the finer grid.
+// A finer grid, to look for cells that the documented one does not show.
 func TestTheWholeGrid(t *testing.T) {
 	if os.Getenv("KVCONN_GRID") != "whole" {
-		t.Skip("KVCONN_GRID=whole simulates all cells of the finer grid, for an hour of one core")
+		t.Skip("KVCONN_GRID=whole simulates all cells of the finer grid, for half an hour of one core")
 	}
-	over, worstMean, worstP95 := 0, 0.0, 0.0
-	all := simulate(t, Whole().Cells(), 4)
-	for _, rows := range all {
-		mean, p95 := rows.Worse()
-		worstMean, worstP95 = max(worstMean, mean), max(worstP95, p95)
-		if mean > much || p95 > much {
-			over++
-			t.Logf("%s", rows)
+	for _, rows := range simulate(t, Whole().Cells(), 4) {
+		if mean, p95 := rows.Worse(); mean > much || p95 > much {
+			t.Errorf("%s: the mean of cost is %.0f%% above the best other, p95 %.0f%%", rows, 100*mean, 100*p95)
 		}
 	}
-	docs.Says(t, "replay.md", fmt.Sprintf("in %d of the %d cells of the finer grid, by %.0f%% in the mean and %.0f%% in the p95 at most",
-		over, len(all), 100*worstMean, 100*worstP95))
 }
 
 func TestAGridHasAllCombinations(t *testing.T) {
