@@ -50,7 +50,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		// integration/sglang/bench.py's
 		"--bursts", "--again",
 		// integration/bench/run.py's
-		"--workloads",
+		"--faults", "--workloads",
 		// integration/vllm/e2e.py's
 		"--also", "--times",
 	}
