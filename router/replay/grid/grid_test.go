@@ -94,14 +94,24 @@ func simulate(t *testing.T, cells []Cell, seeds int) []Rows {
 	return all
 }
 
-// A finer grid, to look for cells that the documented one does not show.
+// A finer grid, to look for cells that the documented one does not show: those that are worse with two seeds are looked at with twelve.
 func TestTheWholeGrid(t *testing.T) {
 	if os.Getenv("KVCONN_GRID") != "whole" {
-		t.Skip("KVCONN_GRID=whole simulates all cells of the finer grid, for half an hour of one core")
+		t.Skip("KVCONN_GRID=whole simulates all cells of the finer grid, for ten minutes of two cores")
 	}
-	for _, rows := range simulate(t, Whole().Cells(), 4) {
-		if mean, p95 := rows.Worse(); mean > much || p95 > much {
-			t.Errorf("%s: the mean of cost is %.0f%% above the best other, p95 %.0f%%", rows, 100*mean, 100*p95)
+	worse := func(r Rows) bool {
+		mean, p95 := r.Worse()
+		return mean > much || p95 > much
+	}
+	var again []Cell
+	for _, rows := range simulate(t, Whole().Cells(), 2) {
+		if worse(rows) {
+			again = append(again, rows[0].Cell)
+		}
+	}
+	for _, rows := range simulate(t, again, 12) {
+		if t.Log(rows.String()); worse(rows) {
+			docs.Says(t, "replay.md", rows.String())
 		}
 	}
 }
