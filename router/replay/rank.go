@@ -28,7 +28,7 @@ func (k *rank) predict(blocks []int32, until float64) {
 	}
 }
 
-// arrived notes that a prompt waits no longer: what is in the GPU counts.
+// arrived notes that a prompt waits no longer: its blocks count until their time is over.
 func (k *rank) arrived(blocks []int32) {
 	for _, b := range blocks {
 		p := k.predicted[b]

@@ -187,7 +187,7 @@ func (s *setting) row(t *testing.T, tr *Trace, policies []string) (row string, c
 	best := slices.MinFunc(r.Policies, func(a, b *Result) int { return int(math.Copysign(1, a.TTFT.Mean-b.TTFT.Mean)) })
 	row = "| " + s.name + " |"
 	for _, p := range r.Policies {
-		cell := short(p.TTFT.Mean) + " / " + short(p.TTFT.P95)
+		cell := p.TTFT.Short()
 		if p == best {
 			cell = "**" + cell + "**"
 		}
@@ -196,19 +196,6 @@ func (s *setting) row(t *testing.T, tr *Trace, policies []string) (row string, c
 	last := len(r.Policies) - 1
 	cost = r.Policies[last]
 	return row + fmt.Sprintf(" %.2f, %.2f |", cost.Computed.MaxOverMean, cost.Requests.MaxOverMean), cost, r.Policies[:last]
-}
-
-// short writes seconds with three digits.
-func short(s float64) string {
-	switch {
-	case s >= 99.95:
-		return fmt.Sprintf("%.0f", s)
-	case s >= 9.995:
-		return fmt.Sprintf("%.1f", s)
-	case s >= 0.9995:
-		return fmt.Sprintf("%.2f", s)
-	}
-	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
 }
 
 func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {

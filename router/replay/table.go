@@ -179,3 +179,19 @@ func threeDigits(v float64) string {
 	}
 	return fmt.Sprintf("%.3g", v)
 }
+
+// Short is mean / 95th percentile with three digits each, for tables in documents.
+func (t Times) Short() string { return short(t.Mean) + " / " + short(t.P95) }
+
+// short writes seconds with three digits.
+func short(s float64) string {
+	switch {
+	case s >= 99.95:
+		return fmt.Sprintf("%.0f", s)
+	case s >= 9.995:
+		return fmt.Sprintf("%.1f", s)
+	case s >= 0.9995:
+		return fmt.Sprintf("%.2f", s)
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
+}

@@ -232,7 +232,7 @@ func (r *Router) tryDecide(jobs []*job) bool {
 			continue
 		}
 		// Under the lock: a rank that is removed meanwhile leaves its number to another.
-		e.spot, e.extend = r.predict(v, j)
+		e.spot, e.extend = r.predict(v, j, e.placed)
 		r.flights.add(j.id, e)
 	}
 	return true
@@ -316,8 +316,8 @@ func (r *Router) book(v *view, j *job) (e flight, err error) {
 // predict notes that a rank is going to have the prompt's blocks, unless it has them by its events or another prediction. The
 // caller holds the pool's mu. It returns where the prompt ends, and when its prediction is to be extended if it still waits then, in
 // Unix nanoseconds: see [Router.extendPredictions].
-func (r *Router) predict(v *view, j *job) (end prefix.Spot, extend int64) {
-	state, now := v.states[j.d.Index], r.opts.Now()
+func (r *Router) predict(v *view, j *job, now time.Time) (end prefix.Spot, extend int64) {
+	state := v.states[j.d.Index]
 	if state.events != nil && int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/v.blockSize {
 		return j.s.walk.End(), now.UnixNano()
 	}

@@ -40,7 +40,7 @@ func TestCostIsNeverMuchWorseThanTheBestOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Log(rows.String())
-		if mean, p95 := rows.Worse(); mean > much || p95 > much {
+		if mean, p95 := rows.Worse(); muchWorse(mean, p95) {
 			t.Errorf("%+v: the mean of cost is %.0f%% above the best other, p95 %.0f%%", c, 100*mean, 100*p95)
 		}
 	}
@@ -61,7 +61,7 @@ func TestTheDocumentedGrid(t *testing.T) {
 		worstMean, worstP95 = max(worstMean, mean), max(worstP95, p95)
 		for at := range rows {
 			for i := range runs {
-				if mean, p95 := rows[at].Worse(i); mean > much || p95 > much {
+				if muchWorse(rows[at].Worse(i)) {
 					runs[i]++
 				}
 			}
@@ -71,7 +71,7 @@ func TestTheDocumentedGrid(t *testing.T) {
 	for i, name := range policies() {
 		docs.Says(t, "replay.md", fmt.Sprintf("| `%s` | %d |", name, runs[i]))
 	}
-	if max(worstMean, worstP95) > much {
+	if muchWorse(worstMean, worstP95) {
 		t.Errorf("cost is worse than the best other by %.0f%% in the mean, %.0f%% in the p95", 100*worstMean, 100*worstP95)
 	}
 }
@@ -99,18 +99,14 @@ func TestTheWholeGrid(t *testing.T) {
 	if os.Getenv("KVCONN_GRID") != "whole" {
 		t.Skip("KVCONN_GRID=whole simulates all cells of the finer grid, for ten minutes of two cores")
 	}
-	worse := func(r Rows) bool {
-		mean, p95 := r.Worse()
-		return mean > much || p95 > much
-	}
 	var again []Cell
 	for _, rows := range simulate(t, Whole().Cells(), 2) {
-		if worse(rows) {
+		if muchWorse(rows.Worse()) {
 			again = append(again, rows[0].Cell)
 		}
 	}
 	for _, rows := range simulate(t, again, 12) {
-		if t.Log(rows.String()); worse(rows) {
+		if t.Log(rows.String()); muchWorse(rows.Worse()) {
 			docs.Says(t, "replay.md", rows.String())
 		}
 	}
