@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -97,9 +98,10 @@ func (e *modelEngine) trouble() {
 			e.work(1)
 		}
 		e.listen()
-	case 2: // there are no replays for a while
+	case 2: // there are no replays for a while, in which some are asked for
 		e.stopPast()
 		e.work(0.5)
+		time.Sleep(time.Duration(e.rng.IntN(20)) * time.Millisecond)
 		e.listenPast()
 	case 3: // the same while the connection is lost
 		e.stopPast()

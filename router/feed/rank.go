@@ -54,7 +54,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 	f := &Rank{
 		opts: o, ingest: NewIngest(o.Scheme, o.BlockSize.Tokens(), o.Holder, index), replayEndpoint: replay,
 		log:    o.Logger.With("dp_rank", o.Number, "endpoint", events),
-		repair: repair{pause: backoff{least: o.RecoverInterval, most: maxRebuildInterval}},
+		repair: newRepair(o.RecoverInterval),
 		stats:  RankStats{Rank: o.Number, Endpoint: events, State: StateConnecting, LastSeq: -1, EngineRank: -1},
 	}
 	f.reader = reader{opts: &f.opts, endpoint: events, queue: make(chan item, o.QueueBatches)}
@@ -114,7 +114,7 @@ func (f *Rank) connected(ctx context.Context) {
 	f.lostAt = time.Time{}
 	f.opts.BlockSize.EngineConnected(f, true)
 	f.progress.connected()
-	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try
+	f.repair.connected()
 	if !f.recover(ctx, "") && f.progress.doubted {
 		f.resync("nothing shows that the engine is the same process")
 	}

@@ -10,41 +10,59 @@ import (
 // maxRebuildInterval is how rarely a rank is rebuilt whose events stay bad.
 const maxRebuildInterval = time.Minute
 
-// repair says why a rank has to be rebuilt, and when: while its events stay bad, it is rebuilt ever more
-// rarely, since replays cost the engine time.
+// repair says why a rank has to be rebuilt, and when: while its events stay bad, or its replays fail, that is
+// tried ever more rarely, since replays cost the engine time. The two have a pause each: replays that failed while
+// the engine was busy must not keep a rank waiting after one has succeeded.
 type repair struct {
-	why   error // nil if no rebuild is due
+	why         error // nil if no rebuild is due
+	bad, failed pace
+}
+
+// pace says when something may be tried again.
+type pace struct {
 	at    time.Time
 	pause backoff
 }
 
+func newRepair(least time.Duration) repair {
+	p := pace{pause: backoff{least: least, most: maxRebuildInterval}}
+	return repair{bad: p, failed: p}
+}
+
 // due returns why the rank has to be rebuilt now, or nil.
 func (r *repair) due(now time.Time) (why error) {
-	if r.why == nil || now.Before(r.at) {
+	failed := errors.Is(r.why, errReplay)
+	switch {
+	case r.why == nil, failed && now.Before(r.failed.at), !failed && now.Before(r.bad.at):
 		return nil
+	case !failed:
+		if now.Sub(r.bad.at) > maxRebuildInterval {
+			r.bad.pause.reset()
+		}
+		r.bad.at = now.Add(r.bad.pause.take())
 	}
-	if now.Sub(r.at) > maxRebuildInterval {
-		r.pause.reset()
-	}
-	r.at = now.Add(r.pause.take())
 	why, r.why = r.why, nil
 	return why
 }
 
+// connected has what is due tried at once: what was wrong on another connection is no reason not to.
+func (r *repair) connected() { r.bad.at, r.failed.at = time.Time{}, time.Time{} }
+
 // replayFailed has the replay tried again after a pause.
 func (r *repair) replayFailed(err error, now time.Time) {
 	r.why = fmt.Errorf("%w: %w", errReplay, err)
-	r.at = now.Add(r.pause.take())
+	r.failed.at = now.Add(r.failed.pause.take())
 }
 
 // replayPauses reports whether a replay failed a short while ago.
 func (r *repair) replayPauses(now time.Time) bool {
-	return errors.Is(r.why, errReplay) && now.Before(r.at)
+	return errors.Is(r.why, errReplay) && now.Before(r.failed.at)
 }
 
-// replayed notes that a replay has brought everything.
-func (r *repair) replayed() {
-	if errors.Is(r.why, errReplay) {
+// replayed notes that a replay has succeeded, and whether the rank is whole, so that none is due.
+func (r *repair) replayed(whole bool) {
+	r.failed.pause.reset()
+	if whole && errors.Is(r.why, errReplay) {
 		r.why = nil
 	}
 }

@@ -43,9 +43,7 @@ func (f *Rank) recover(ctx context.Context, rebuild string) bool {
 		}
 		return false
 	}
-	if f.progress.extent == whole {
-		f.repair.replayed()
-	}
+	f.repair.replayed(f.progress.extent == whole)
 	f.stats.Replays++
 	f.stats.Error = ""
 	f.orphans = f.ingest.orphans // those of the replay would be so again
