@@ -55,12 +55,10 @@ func (c *Cmd) Run(ctx context.Context, command *kong.Context, resolver *settings
 		fmt.Fprintln(std.Err, "kvconnd: top needs a terminal; this is one look, and 'kvconnd status --watch' prints one after the other")
 		return once(std.Out, take())
 	}
-	program := tea.NewProgram(newModel(take, c.Interval), tea.WithContext(ctx), tea.WithInput(std.In), tea.WithOutput(std.Out),
-		tea.WithoutSignalHandler()) // signals end ctx
+	program := tea.NewProgram(newModel(take, c.Interval), tea.WithInput(std.In), tea.WithOutput(std.Out), tea.WithoutSignalHandler())
+	// Signals end ctx. The program does not get it: it would close its input beside the goroutine that reads it.
+	defer context.AfterFunc(ctx, program.Quit)()
 	_, err := program.Run()
-	if ctx.Err() != nil && errors.Is(err, tea.ErrProgramKilled) {
-		return nil
-	}
 	return err
 }
 
