@@ -123,7 +123,7 @@ func TestChainAsksNoOtherTierForABufferInUse(t *testing.T) {
 	op := &store.ReadOp{Record: r.record(0, 1), Payload: store.AlignedBuffer(payloadBytes)}
 	settled := make(chan struct{})
 	op.OnSettled = func(*store.ReadOp) { close(settled) }
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	r.chain.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {})
 	if !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {

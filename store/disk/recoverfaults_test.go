@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -237,7 +238,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 	awaitRebuild(t, s)
 	told := make(map[store.RecordID]int)
 	for n := 0; n < len(records); {
-		ctx, cancel := context.WithTimeout(t.Context(), s.opts.SlotWait)
+		ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 		events, err := u.Next(ctx)
 		cancel()
 		if err != nil {

@@ -560,7 +560,7 @@ func TestReadsThatAHandoffLeavesBehindGoOn(t *testing.T) {
 	r := newRig(t, tier, 0)
 	h := handoff.New(r.cache, r.open(0))
 	defer h.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if got, release := handOff(ctx, h, 2); len(got) != 0 || release != nil {
 		t.Fatalf("%d blocks of a tier that hangs", len(got))
