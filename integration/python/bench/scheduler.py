@@ -7,7 +7,8 @@ Runs the scheduler's side of the connector as vLLM calls it, without an engine: 
 has memory and no model; then one request after the other is looked up, given blocks, loaded, scheduled and ended. The
 time is that of all hooks of one request added up, their round trips to the daemon included. Needs vLLM in the
 environment. Prints JSON: fastest and middle request, by hook, the thread's processor time, which other work on the
-machine changes less, and a step in which a request only decodes.
+machine changes less, and a step in which a request only decodes. Beside them what two round trips take to a process
+that does nothing else, with as many bytes: no request can take less.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
+import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -35,6 +38,29 @@ MANIFEST = match.MANIFEST | {"block_size": BLOCK_SIZE}
 DECODES = "a step of decoding"
 PAUSE_S = 0.01
 """Between requests: an engine computes meanwhile, and the daemon's threads fall asleep."""
+ANSWER_BYTES = 100
+"""About what an answer has, and the step that loads."""
+
+
+def bare_round_trips(rounds: int, request_bytes: int) -> float:
+    """Return the median time of two round trips to a process that answers at once, with a pause before them."""
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        here.close()
+        while there.recv(1 << 16):
+            there.send(bytes(ANSWER_BYTES))
+        os._exit(0)
+    there.close()
+    took: list[float] = []
+    with here:
+        for _ in range(rounds):
+            time.sleep(PAUSE_S)
+            begun = time.perf_counter()
+            for size in (request_bytes, ANSWER_BYTES):
+                here.send(bytes(size))
+                here.recv(1 << 16)
+            took.append(time.perf_counter() - begun)
+    return statistics.median(took)
 
 
 class Engine:
@@ -135,6 +161,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2700, help="length of the prompt")
     parser.add_argument("--rounds", type=int, default=200, help="requests")
     args = parser.parse_args()
+    bare = bare_round_trips(args.rounds, 4 * args.tokens)  # first: a process with threads must not fork
     engine = Engine(args.socket, args.tokens)
     engine.serve("saved")
     time.sleep(1)
@@ -156,6 +183,7 @@ def main() -> None:
         "request_cpu_s": min(cpu),
         "request_cpu_p50_s": statistics.median(cpu),
         "idle_step_p50_s": statistics.median(idle),
+        "bare_round_trips_p50_s": bare,
     }
     hooks = {hook: statistics.median(took[hook] for took in rounds) for hook in rounds[0]}
     print(json.dumps({k: float(f"{v:.3g}") for k, v in (figures | hooks).items()} | {"tokens": args.tokens}))
