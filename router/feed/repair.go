@@ -24,6 +24,9 @@ type pace struct {
 	pause backoff
 }
 
+// tried begins the pause before the next try.
+func (p *pace) tried(now time.Time) { p.at = now.Add(p.pause.take()) }
+
 func newRepair(least time.Duration) repair {
 	p := pace{pause: backoff{least: least, most: maxRebuildInterval}}
 	return repair{bad: p, failed: p}
@@ -31,15 +34,18 @@ func newRepair(least time.Duration) repair {
 
 // due returns why the rank has to be rebuilt now, or nil.
 func (r *repair) due(now time.Time) (why error) {
-	failed := errors.Is(r.why, errReplay)
-	switch {
-	case r.why == nil, failed && now.Before(r.failed.at), !failed && now.Before(r.bad.at):
+	p := &r.bad
+	if errors.Is(r.why, errReplay) {
+		p = &r.failed
+	}
+	if r.why == nil || now.Before(p.at) {
 		return nil
-	case !failed:
-		if now.Sub(r.bad.at) > maxRebuildInterval {
-			r.bad.pause.reset()
+	}
+	if p == &r.bad { // the other pause begins when a replay has failed
+		if now.Sub(p.at) > maxRebuildInterval {
+			p.pause.reset()
 		}
-		r.bad.at = now.Add(r.bad.pause.take())
+		p.tried(now)
 	}
 	why, r.why = r.why, nil
 	return why
@@ -51,7 +57,7 @@ func (r *repair) connected() { r.bad.at, r.failed.at = time.Time{}, time.Time{} 
 // replayFailed has the replay tried again after a pause.
 func (r *repair) replayFailed(err error, now time.Time) {
 	r.why = fmt.Errorf("%w: %w", errReplay, err)
-	r.failed.at = now.Add(r.failed.pause.take())
+	r.failed.tried(now)
 }
 
 // replayPauses reports whether a replay failed a short while ago.
