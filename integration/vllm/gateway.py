@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from processes import Program, free_port
+from ports import free_port
+from processes import Program
 
 VERSION = "v1.8.0"
 """The version that Go's tests run against too: internal/testkit/versitygw."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from completions import MAX_TOKENS, TIMEOUT_S, cacheable
 from environment import Environment
-from processes import Daemon, Engine, Program, free_port, get
+from ports import free_port
+from processes import Daemon, Engine, Program, get
 from report import Report
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +15,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from environment import Environment
+from ports import free_port
 
 READY_TIMEOUT_S = 300.0
 RESET_TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def get(

@@ -7,11 +7,11 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from pathlib import Path
 
 from environment import Environment
+from ports import free_ports
 from processes import READY_TIMEOUT_S, Engine, get
 
 KV_BYTES = 192 << 20
@@ -20,26 +20,6 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %
 """The tiny model's tokenizer has none."""
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def free_ports(count: int) -> int:
-    """Return the first of consecutive TCP ports that nobody listens on."""
-    for _ in range(100):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            first: int = s.getsockname()[1]
-        if first + count <= 65535 and all(_free(first + i) for i in range(1, count)):
-            return first
-    raise RuntimeError(f"no {count} consecutive ports are free")
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as s:
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def metric(port: int, name: str, **labels: str) -> float:
@@ -55,9 +35,6 @@ def metric(port: int, name: str, **labels: str) -> float:
     return total
 
 
-PORT_TAKEN = "zmq.error.ZMQError: Address already in use"
-
-
 class EventEngine(Engine):
     """A vLLM server that publishes KV cache events. It can be started again on the same ports."""
 
@@ -65,7 +42,6 @@ class EventEngine(Engine):
         super().__init__(env, model, log)
         self._variables = env.variables()
         self.model, self.ranks = model, data_parallel
-        self._connector, self._taken = "", 0
         # vLLM adds the rank's number to both ports.
         first = free_ports(2 * data_parallel)
         self.events, self.replay = f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{first + data_parallel}"
@@ -76,7 +52,6 @@ class EventEngine(Engine):
 
     def launch(self, connector: str) -> None:
         """Start it; `wait` waits until it serves."""
-        self._connector, self._taken = connector, len(self.lines(PORT_TAKEN)) if self.log.exists() else 0
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -100,10 +75,6 @@ class EventEngine(Engine):
         """Wait until it serves. Data-parallel ranks start side by side, on the same cores."""
         until = time.monotonic() + READY_TIMEOUT_S * self.ranks
         while not self.healthy():
-            if not self.alive() and len(self.lines(PORT_TAKEN)) > self._taken:
-                # While it was down, a connection of somebody else got one of its ports for its own end.
-                self.kill()
-                self.launch(self._connector)
             if not self.alive() or time.monotonic() > until:
                 self.fail_with_log("vLLM is not ready")
             time.sleep(0.1)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from completions import BLOCK_SIZE
-from processes import Daemon, Program, free_port, get
+from ports import free_port
+from processes import Daemon, Program, get
 from router_client import call
 from router_engine import EventEngine, metric
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,33 +156,35 @@ func TestTheRoutersProbesAnswer(t *testing.T) {
 	all := render(t, parse(t, `{router: {enabled: true, drainTimeout: 2s, drainDelay: 0s, discovery: [{file: /nowhere/ranks.yaml}]}}`))
 	c := deployment(t, all).Spec.Template.Spec.Containers[0]
 	settings := get[*corev1.ConfigMap](t, all, "ConfigMap "+namespace+"/"+fullname+"-router").Data["router.yaml"]
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	file := filepath.Join(t.TempDir(), "router.yaml")
+	if err := os.WriteFile(file, []byte(strings.Replace(settings, ":9478", "127.0.0.1:0", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "router.yaml")
-	if err := os.WriteFile(file, []byte(strings.Replace(settings, ":9478", addr, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var log strings.Builder
+	defer func() { _ = log.Close() }()
+	logged := func() []byte { text, _ := os.ReadFile(log.Name()); return text }
 	cmd := exec.Command(kvconnd(t), append(c.Args[:1:1], "--config", file)...)
 	cmd.Env = []string{"KVCONN_ROUTER_TOKEN=secret"}
-	cmd.Stderr = &log
+	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("the router's stop: %v\n%s", err, &log)
+			t.Errorf("the router's stop: %v\n%s", err, logged())
 		}
 	}()
+	listens := regexp.MustCompile(`"http":"([^"]+)"`)
 	status := func(path string) int {
-		resp, err := http.Get("http://" + addr + path)
+		found := listens.FindSubmatch(logged())
+		if found == nil {
+			return 0
+		}
+		resp, err := http.Get("http://" + string(found[1]) + path)
 		if err != nil {
 			return 0
 		}
@@ -190,7 +193,7 @@ func TestTheRoutersProbesAnswer(t *testing.T) {
 	}
 	for start := time.Now(); status(c.LivenessProbe.HTTPGet.Path) != http.StatusOK; time.Sleep(20 * time.Millisecond) {
 		if time.Since(start) > time.Minute {
-			t.Fatalf("the router never lives\n%s", &log)
+			t.Fatalf("the router never lives\n%s", logged())
 		}
 	}
 	if got := status(c.ReadinessProbe.HTTPGet.Path); got != http.StatusServiceUnavailable { // it has no ranks

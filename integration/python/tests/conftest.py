@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -58,10 +59,12 @@ def daemon(daemon_process: DaemonProcess) -> Path:
     return daemon_process.socket
 
 
-def start_daemon(binary: str, store: Path, path: Path, *more: str) -> subprocess.Popen[bytes]:
+def start_daemon(
+    binary: str, store: Path, path: Path, *more: str, log: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
     args = ["--dir", str(store), "--socket", str(path), "--http", "127.0.0.1:0", "--max-bytes", "1GiB"]
     args += ["--min-free", "0", "--host-bytes", "128MiB", *more]
-    process = subprocess.Popen([binary, "serve", *args])
+    process = subprocess.Popen([binary, "serve", *args], stderr=log)
     until = time.monotonic() + 20
     while not path.exists():
         assert process.poll() is None, "kvconnd has exited"

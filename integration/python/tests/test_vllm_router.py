@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
+import re
 import subprocess
 import time
 import urllib.error
@@ -32,12 +32,6 @@ LATER = time.time() + 1e6
 """A point in time that all files here are older than."""
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not condition():
@@ -45,17 +39,26 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def address(log: Path) -> str:
+    """Where a daemon or a router listens, which its log says once it does."""
+    wait_until(lambda: re.search(r" http=\S+", log.read_text()) is not None)
+    return "http://" + re.findall(r" http=(\S+)", log.read_text())[0]
+
+
 class Router:
     """A router of two ranks: rank 0 loads from the daemon, rank 1 from nowhere."""
 
-    def __init__(self, binary: str, directory: Path, node: int) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+    def __init__(self, binary: str, directory: Path, node: str) -> None:
         ranks = [{"id": i, "model": "m", "adapters": ["tuned"], "endpoint": f"http://h:{i + 1}"} for i in range(2)]
-        ranks[0] |= {"node": "n", "node_url": f"http://127.0.0.1:{node}"}
+        ranks[0] |= {"node": "n", "node_url": node}
         settings = directory / "router.yaml"  # JSON is YAML
-        http = self.url.removeprefix("http://")
-        settings.write_text(json.dumps({"http": http, "health_interval": "0s", "drain_delay": "0s", "ranks": ranks}))
-        self.process = subprocess.Popen([binary, "router", "--config", str(settings)])
+        settings.write_text(
+            json.dumps({"http": "127.0.0.1:0", "health_interval": "0s", "drain_delay": "0s", "ranks": ranks})
+        )
+        log = directory / "router.log"
+        with log.open("wb") as out:
+            self.process = subprocess.Popen([binary, "router", "--config", str(settings)], stderr=out)
+        self.url = address(log)
 
     def on_disk(self, model: str, **more: Any) -> int:
         """How much of the prompt rank 0 finds on disk, in blocks; -1 if the router is not there yet."""
@@ -74,9 +77,10 @@ def cluster(socket_dir: Path) -> Iterator[tuple[Path, Router]]:
     binary = os.environ.get("KVCONND")
     if not binary:
         pytest.skip("KVCONND names no daemon")
-    http, path = free_port(), socket_dir / "s"
-    daemon = DaemonProcess(start_daemon(binary, socket_dir / "store", path, "--http", f"127.0.0.1:{http}"), path)
-    router = Router(binary, socket_dir, http)
+    path, log = socket_dir / "s", socket_dir / "daemon.log"
+    with log.open("wb") as out:
+        daemon = DaemonProcess(start_daemon(binary, socket_dir / "store", path, log=out), path)
+    router = Router(binary, socket_dir, address(log))
     yield path, router
     for process in (router.process, daemon.process):
         process.kill()

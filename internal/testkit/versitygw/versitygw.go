@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/freeport"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 )
 
@@ -63,10 +64,7 @@ func Start(t testing.TB, buckets ...string) *Server {
 			t.Fatal(err)
 		}
 	}
-	address, err := freeAddress()
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := freeport.Address(t)
 	s.Endpoint = "http://" + address
 	cmd := exec.Command(binary, "--port", address, "--access", Access, "--secret", Secret, "-q", "--keep-alive", "posix", s.Dir)
 	var log testlog.Text
@@ -108,15 +106,6 @@ func (s *Server) await(address string, ended chan error) error {
 			return fmt.Errorf("no connection within %v: %w", startTime, err)
 		}
 	}
-}
-
-// freeAddress is an address that nobody listens on, for now.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // build returns the binary, which is built once on a machine and kept in the user's cache.
