@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/backoff"
 )
 
 // Resolver finds the addresses of a name; network is "ip4" or "ip6". [net.Resolver] is one.
@@ -50,7 +52,7 @@ func watchDNS(ctx context.Context, s *Source, resolver Resolver, to sink) {
 			unknownSince = time.Time{}
 			to.failed(err)
 		}
-		if !sleep(ctx, time.Duration(s.Interval)) {
+		if !backoff.Sleep(ctx, time.Duration(s.Interval)) {
 			return
 		}
 	}
@@ -74,16 +76,4 @@ func lookUp(ctx context.Context, resolver Resolver, name string) ([]netip.Addr, 
 	}
 	slices.SortFunc(found, netip.Addr.Compare)
 	return slices.Compact(found), nil
-}
-
-// sleep waits; ok is false if the context ended.
-func sleep(ctx context.Context, d time.Duration) (ok bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

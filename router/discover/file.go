@@ -13,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/kvconn/kvconn/internal/backoff"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -44,7 +45,7 @@ func watchFile(ctx context.Context, s *Source, to sink) {
 		if err != nil {
 			to.failed(err)
 		}
-		if !sleep(ctx, time.Duration(s.Interval)) {
+		if !backoff.Sleep(ctx, time.Duration(s.Interval)) {
 			return
 		}
 	}
@@ -53,7 +54,7 @@ func watchFile(ctx context.Context, s *Source, to sink) {
 // settled returns a file's content once two readings are the same.
 func settled(ctx context.Context, path string, b []byte) ([]byte, error) {
 	for {
-		if !sleep(ctx, settle) {
+		if !backoff.Sleep(ctx, settle) {
 			return nil, ctx.Err()
 		}
 		again, err := readBounded(path)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+
+	"github.com/kvconn/kvconn/internal/backoff"
 )
 
 // services joins what is known of a service of engines and of that of the nodes' daemons.
@@ -39,7 +41,7 @@ func watchService(ctx context.Context, s *Source, cluster *Cluster, to sink) {
 			break
 		}
 		to.failed(err)
-		if !sleep(ctx, cluster.Pause) {
+		if !backoff.Sleep(ctx, cluster.Pause) {
 			return
 		}
 	}

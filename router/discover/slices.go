@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/backoff"
 )
 
 // endpointSlice is what is used of an EndpointSlice (discovery.k8s.io/v1).
@@ -91,7 +93,7 @@ func (f *follower) follow(ctx context.Context, changed func(), failed func(error
 		if err == nil || time.Since(start) > maxPause { // a watch ended in its time, or had worked
 			pause = f.cluster.Pause
 		}
-		if !sleep(ctx, pause) {
+		if !backoff.Sleep(ctx, pause) {
 			return
 		}
 		if err != nil {

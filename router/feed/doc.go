@@ -15,7 +15,8 @@
 //	connecting  there is no connection
 //	refused     the engine's blocks have another size than the router's
 //	synced      the view has every event since the engine's start
-//	stale       events are missing: what the view has is true, but the engine may hold more
+//	partial     the view has every event since a later one: what it has is true, but the engine may hold more
+//	stale       events are missing or could not be used, and are asked for again
 //
 // What changes it, for an engine that replays past batches and for one that does not:
 //
@@ -26,10 +27,12 @@
 //	the replay lacks that batch          cleared; what it has is applied       -
 //	the replay has another batch there,  cleared; a replay of everything       cleared
 //	or numbers begin again
-//	the replay fails                     cleared after a new connection or a   -
-//	                                     gap; tried again later
-//	a batch is malformed, or parents     cleared; a replay of everything, ever cleared
-//	are unknown too often                more rarely while it goes on
+//	the replay fails, or ends before a   cleared after a new connection or a   -
+//	batch that was heard                 gap; tried again later
+//	a batch is malformed, or parents     cleared; a replay of everything, ever cleared, ever more
+//	are unknown too often                more rarely while it goes on          rarely
 //
-// A view that was cleared is synced once it has batch 0 and all that follow, else it stays stale; see progress.
+// Until it is cleared for such a batch, a view may have blocks that the engine has dropped. A view that was cleared is
+// synced once it has batch 0 and all that follow, else it is partial; see progress. Parents that are unknown to a partial
+// view show nothing.
 package feed

@@ -132,7 +132,7 @@ func TestAGapWithoutReplayClearsTheRank(t *testing.T) {
 	e.batch("drop", n+1, removedEvent(1))
 	e.batch("pub", n+2, storedEvent(0, []uint64{7}))
 	s := waitSeq(t, f, int64(n+2))
-	if s.State != StateStale || s.Gaps != 1 || s.Resyncs != 1 {
+	if s.State != StatePartial || s.Gaps != 1 || s.Resyncs != 1 {
 		t.Errorf("%+v", s)
 	}
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 7)...)
@@ -205,7 +205,7 @@ func TestAReplayThatIsTooShortRebuildsTheRank(t *testing.T) {
 	e.do("forget")
 	e.batch("drop", n+1, storedEvent(0, []uint64{2}))
 	e.batch("pub", n+2, storedEvent(2, []uint64{3}))
-	if s := waitSeq(t, f, int64(n+2)); s.State != StateStale || s.Resyncs == 0 {
+	if s := waitSeq(t, f, int64(n+2)); s.State != StatePartial || s.Resyncs == 0 {
 		t.Errorf("%+v", s)
 	}
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 2, 3)...)

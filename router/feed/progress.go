@@ -22,10 +22,12 @@ type progress struct {
 	// next is the number expected, unless blank; sum is the checksum of the batch before it. A batch has its
 	// time in it, so an engine that still has a batch of this sum under that number is the same process.
 	next, sum uint64
+	// torn is set if what a batch said is lost for good: what is known may be wrong.
+	torn bool
 	// heard is the highest number on this connection, if hasHeard; what a replay has brought since may be
-	// ahead of it.
-	heard    uint64
-	hasHeard bool
+	// ahead of it. had is the highest one that was applied, heard or replayed, if hasHad.
+	heard, had       uint64
+	hasHeard, hasHad bool
 }
 
 type extent uint8
@@ -36,22 +38,22 @@ const (
 	whole                 // everything since the engine's start
 )
 
-// synced reports whether everything is known, without doubt.
-func (p *progress) synced() bool { return p.extent == whole && !p.doubted }
+// sound reports whether what is known is true, without doubt.
+func (p *progress) sound() bool { return !p.doubted && !p.torn }
 
 // connected notes that numbers from now on come over a new connection.
-func (p *progress) connected() { p.hasHeard, p.doubted = false, p.extent != blank }
+func (p *progress) connected() { p.hasHeard, p.hasHad, p.doubted = false, false, p.extent != blank }
 
 func (p *progress) confirmed() { p.doubted = false }
 
 // forget makes any batch the first one.
-func (p *progress) forget() { p.extent, p.doubted = blank, false }
+func (p *progress) forget() { p.extent, p.doubted, p.torn = blank, false, false }
 
 // nothingPublished notes that the engine has not published anything yet.
 func (p *progress) nothingPublished() { p.extent, p.doubted, p.next = whole, false, 0 }
 
 // malformed notes that what a batch said is lost for good.
-func (p *progress) malformed() { p.extent = partial }
+func (p *progress) malformed() { p.extent, p.torn = partial, true }
 
 // applied notes that the batch of that number and checksum, and all before it, are applied.
 func (p *progress) applied(seq, sum uint64) {
@@ -62,7 +64,13 @@ func (p *progress) applied(seq, sum uint64) {
 		}
 	}
 	p.next, p.sum, p.doubted = seq+1, sum, false
+	if !p.hasHad || seq > p.had {
+		p.had, p.hasHad = seq, true
+	}
 }
+
+// lacks reports whether a batch that was applied on this connection is not known now.
+func (p *progress) lacks() bool { return p.hasHad && !p.has(p.had) }
 
 // has reports whether the batch of that number is applied.
 func (p *progress) has(seq uint64) bool { return p.extent != blank && seq < p.next }
@@ -90,6 +98,7 @@ func (p *progress) judge(seq uint64) verdict {
 	case repeated:
 		return duplicate
 	case backwards:
+		p.hasHad = false
 		return restarted
 	case p.extent == blank && seq > 0:
 		return gap

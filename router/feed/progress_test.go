@@ -83,6 +83,7 @@ func TestWhatIsKnownOfARank(t *testing.T) {
 		"blank":           {},
 		"partial":         {extent: partial, next: 5},
 		"whole":           {extent: whole, next: 5},
+		"torn":            {extent: partial, next: 5, torn: true},
 		"doubted partial": {extent: partial, next: 5, doubted: true},
 		"doubted whole":   {extent: whole, next: 5, doubted: true},
 	}
@@ -96,21 +97,49 @@ func TestWhatIsKnownOfARank(t *testing.T) {
 			"blank": "partial", "partial": "partial", "whole": "whole", "doubted partial": "partial", "doubted whole": "whole",
 		}},
 		"nothing published": {(*progress).nothingPublished, to{"blank": "whole"}},
-		"malformed":         {(*progress).malformed, to{"partial": "partial", "whole": "partial"}},
+		"malformed":         {(*progress).malformed, to{"partial": "torn", "whole": "torn", "torn": "torn"}},
 		"connected": {(*progress).connected, to{
 			"blank": "blank", "partial": "doubted partial", "whole": "doubted whole",
 		}},
 		"confirmed": {(*progress).confirmed, to{"doubted partial": "partial", "doubted whole": "whole"}},
 		"forget": {(*progress).forget, to{
-			"blank": "blank", "partial": "blank", "whole": "blank", "doubted partial": "blank", "doubted whole": "blank",
+			"blank": "blank", "partial": "blank", "whole": "blank", "torn": "blank", "doubted partial": "blank", "doubted whole": "blank",
 		}},
 	} {
 		for from, want := range c.to {
 			got := states[from]
 			c.do(&got)
-			if w := states[want]; got.extent != w.extent || got.doubted != w.doubted || got.synced() != (want == "whole") {
+			if w := states[want]; got.extent != w.extent || got.doubted != w.doubted || got.torn != w.torn || got.sound() != (!w.doubted && !w.torn) {
 				t.Errorf("%s in state %s: %+v, want %s", event, from, got, want)
 			}
 		}
+	}
+}
+
+// What was applied on a connection is what a replay on it has to bring, until numbers begin again.
+func TestAReplayThatBringsLessThanWasHeardIsKnown(t *testing.T) {
+	var p progress
+	p.connected()
+	for seq := range uint64(5) {
+		p.judge(seq)
+		p.applied(seq, 0)
+	}
+	p.forget()
+	for seq := range uint64(5) {
+		if !p.lacks() {
+			t.Errorf("it lacks none with %d of 5", seq)
+		}
+		p.applied(seq, 0)
+	}
+	if p.lacks() {
+		t.Error("it lacks one with all")
+	}
+	for name, begin := range map[string]func(){"another connection": p.connected, "numbers that begin again": func() { p.judge(0) }} {
+		begin()
+		if p.forget(); p.lacks() {
+			t.Errorf("it lacks one after %s", name)
+		}
+		p.judge(1)
+		p.applied(1, 0)
 	}
 }

@@ -32,13 +32,18 @@ type Rank struct {
 	// refused is why the rank's events cannot be used, nil if they can.
 	refused error
 	logged  bool // that there is no connection
+	// cleared and malformed are lines that could come with each batch.
+	cleared, malformed rarely
 	// lostAt is when the connection was lost, zero while there is one and once the block size was told.
 	lostAt      time.Time
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
 	orphans uint64
-	said    int // the block size that the router was told last
-	stats   RankStats
+	// awaited is the batch that showed a gap, while a replay is to bring it.
+	awaited   *frame
+	replaying bool
+	said      int // the block size that the router was told last
+	stats     RankStats
 }
 
 // NewRank makes a feed that writes to index.
@@ -102,7 +107,7 @@ func (f *Rank) item(ctx context.Context, i item) {
 	case !i.connected:
 		f.disconnected(i.err)
 	case i.err != nil:
-		f.repair.why = i.err
+		f.repair.bad.why = i.err
 	default:
 		f.connected(ctx)
 	}
@@ -115,8 +120,8 @@ func (f *Rank) connected(ctx context.Context) {
 	f.opts.BlockSize.EngineConnected(f, true)
 	f.progress.connected()
 	f.repair.connected()
-	if !f.recover(ctx, "") && f.progress.doubted {
-		f.resync("nothing shows that the engine is the same process")
+	if !f.recover(ctx, "") && f.progress.extent != blank {
+		f.resync("nothing shows that the engine is the same process and has published nothing since")
 	}
 }
 
@@ -146,26 +151,45 @@ func (f *Rank) live(ctx context.Context, b *frame) {
 		if f.progress.extent != blank {
 			f.stats.Gaps++
 		}
-		if !f.recover(ctx, "") {
-			f.resync("batches are missing")
-		}
+		f.missing(ctx, b)
 	case restarted:
 		f.stats.Restarts++
 		f.resync(errOtherProcess.Error())
-		if b.seq > 0 {
-			f.recover(ctx, "")
+		if b.seq > 0 && f.replayEndpoint != "" {
+			f.repair.bad.why = errOtherProcess // not at once: two engines on one endpoint would do so all the time
 		}
 	}
 	if f.progress.has(b.seq) { // the replay brought it
 		return
 	}
 	if f.progress.misses(b.seq) {
-		f.resync("the replay ended early")
-		f.repair.why = errReplayShort // a later one may have all
+		f.resync(errReplayShort.Error())
+		f.repair.replayFailed(errReplayShort, time.Now()) // a later one may have all
 	}
-	if err := f.apply(b.seq, b.payload()); errors.Is(err, event.ErrMalformed) {
-		f.log.Warn("a batch of KV events is malformed", "seq", b.seq, "error", err)
-		f.repair.why = err
+	err := f.apply(b.seq, b.payload())
+	if f.progress.extent == whole { // it was the first one
+		f.repair.replayed(true)
+	}
+	if errors.Is(err, event.ErrMalformed) {
+		if times := f.malformed.due(time.Now()); times > 0 {
+			f.log.Warn("a batch of KV events is malformed", "seq", b.seq, "error", err, "times", times)
+		}
+		f.repair.bad.why = err
+	}
+}
+
+// missing has what was published before a batch replayed, or forgets what is known. If the rank is to be rebuilt in a
+// while for what was wrong before, that will do: it is not rebuilt more often than that.
+func (f *Rank) missing(ctx context.Context, b *frame) {
+	f.awaited = b
+	defer func() { f.awaited = nil }()
+	pending := f.repair.bad.why
+	if pending == nil && f.recover(ctx, "") {
+		return
+	}
+	f.resync("batches are missing")
+	if f.replayEndpoint != "" {
+		f.repair.bad.why = pending
 	}
 }
 
@@ -228,10 +252,13 @@ func (f *Rank) resize(ctx context.Context) {
 func (f *Rank) resync(why string) {
 	if f.progress.extent != blank {
 		f.stats.Resyncs++
-		f.log.Warn("the rank's KV blocks are forgotten and rebuilt", "reason", why)
+		if times := f.cleared.due(time.Now()); times > 0 {
+			f.log.Warn("the rank's KV blocks are forgotten and rebuilt", "reason", why, "times", times)
+		}
 	}
 	f.ingest.Clear()
 	f.progress.forget()
+	f.repair.forgotten()
 	f.refused, f.stats.LastSeq = nil, -1
 	f.orphans = f.ingest.orphans
 }
@@ -243,11 +270,16 @@ func (f *Rank) settle(ctx context.Context) {
 		f.opts.BlockSize.EngineConnected(f, false)
 	}
 	f.resize(ctx)
-	if n := f.ingest.orphans - f.orphans; f.repair.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
-		f.repair.why = fmt.Errorf("%d events with unknown parents", n)
+	if f.progress.extent != whole { // parents may have been stored before what is known
+		f.orphans = f.ingest.orphans
 	}
-	if why := f.repair.due(time.Now()); why != nil && !f.recover(ctx, why.Error()) && !errors.Is(why, errReplay) {
-		f.resync(why.Error()) // a failed replay leaves what is known true
+	if n := f.ingest.orphans - f.orphans; f.repair.bad.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
+		f.repair.bad.why = fmt.Errorf("%d events with unknown parents", n)
+	}
+	if f.reader.connected.Load() {
+		if why, bad := f.repair.due(time.Now()); why != nil && !f.recover(ctx, why.Error()) && bad {
+			f.resync(why.Error())
+		}
 	}
 	// What was dropped last shows in no later number until the engine publishes again.
 	if len(f.reader.queue) == 0 && f.reader.lost.Swap(false) && !f.recover(ctx, "") {
@@ -255,26 +287,41 @@ func (f *Rank) settle(ctx context.Context) {
 	}
 }
 
-// state is the state as it is now. A replay is over before anyone can ask.
+// state is the state as it is now.
 func (f *Rank) state() State {
 	switch {
 	case f.refused != nil:
 		return StateRefused
 	case !f.reader.connected.Load():
 		return StateConnecting
-	case f.progress.synced() && f.repair.why == nil:
+	case !f.progress.sound() || f.repair.why() != nil || f.replaying:
+		return StateStale
+	case f.progress.extent == whole:
 		return StateSynced
 	}
-	return StateStale
+	return StatePartial
+}
+
+// trouble says what is wrong, if anything is.
+func (f *Rank) trouble() string {
+	switch why := f.repair.why(); {
+	case f.refused != nil:
+		return f.refused.Error()
+	case f.stats.Error != "" || f.stats.State != StateStale:
+		return f.stats.Error
+	case why != nil:
+		return why.Error()
+	case f.replaying:
+		return "the engine's KV events are being replayed"
+	}
+	return "a batch that was replayed is malformed"
 }
 
 func (f *Rank) publishStats() {
 	f.stats.State = f.state()
 	f.stats.IngestStats = f.ingest.Stats()
 	s := f.stats
-	if f.refused != nil {
-		s.Error = f.refused.Error()
-	}
+	s.Error = f.trouble()
 	f.mu.Lock()
 	f.shared = s
 	f.mu.Unlock()

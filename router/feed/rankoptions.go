@@ -45,6 +45,8 @@ type RankOptions struct {
 	// RecoverInterval is the shortest time between two replays, which cost the engine time. Default 1 s.
 	// Rebuilds for bad events back off from there to [maxRebuildInterval].
 	RecoverInterval time.Duration
+	// ReplayMax is how long one replay may take, in which nothing else is applied. Default 2 min.
+	ReplayMax time.Duration
 	// VoteGrace is how long after its connection is lost the engine's word on the block size still counts among engines that
 	// differ. Default 10 s: another size costs a replay of every rank, which a moment without a connection is not worth.
 	VoteGrace time.Duration
@@ -60,6 +62,7 @@ func (o *RankOptions) EnsureDefaults() {
 	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
 	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
 	o.RecoverInterval = cmp.Or(o.RecoverInterval, time.Second)
+	o.ReplayMax = cmp.Or(o.ReplayMax, 2*time.Minute)
 	o.VoteGrace = cmp.Or(o.VoteGrace, 10*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
@@ -69,7 +72,7 @@ func (o *RankOptions) Validate() error {
 	switch {
 	case o.QueueBatches < 1 || o.QueueBatches > 1<<20 || o.QueueBytes < 1 || o.UnknownParentsMax < 1:
 		return errors.New("feed: queue bounds must be positive, at most 1 Mi batches")
-	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0 || o.VoteGrace < 0:
+	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0 || o.ReplayMax < 0 || o.VoteGrace < 0:
 		return errors.New("feed: intervals must not be negative, ReconnectMax not less than ReconnectMin")
 	}
 	if _, _, err := o.endpoints(); err != nil {
@@ -97,7 +100,10 @@ const (
 	StateConnecting State = "connecting"
 	// StateSynced: the view is complete.
 	StateSynced State = "synced"
-	// StateStale: events are missing; there may be more than is known.
+	// StatePartial: what the view has is true and nothing has been missed since, but there may be more from before: the
+	// engine does not replay, or no longer from its start.
+	StatePartial State = "partial"
+	// StateStale: events are missing, and are asked for; Error says why.
 	StateStale State = "stale"
 	// StateRefused: what the source publishes cannot be used; Error says why.
 	StateRefused State = "refused"

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/backoff"
 	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
@@ -50,7 +51,7 @@ func (r *reader) run(ctx context.Context) {
 	if r.listener != nil {
 		connect = func() (*zmtp.Conn, error) { return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic) }
 	}
-	retry := backoff{least: r.opts.ReconnectMin, most: r.opts.ReconnectMax}
+	retry := backoff.Backoff{Least: r.opts.ReconnectMin, Most: r.opts.ReconnectMax}
 	for ctx.Err() == nil {
 		c, err := connect()
 		if err == nil {
@@ -63,9 +64,9 @@ func (r *reader) run(ctx context.Context) {
 			r.connected.Store(false)
 			r.lost.Store(false) // the next connection begins with a replay, or with nothing
 			_ = c.Close()
-			retry.ended(began)
+			retry.Ended(began)
 		}
-		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !retry.wait(ctx) {
+		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !retry.Wait(ctx) {
 			return
 		}
 	}

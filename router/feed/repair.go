@@ -1,110 +1,88 @@
 package feed
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/backoff"
 )
 
 // maxRebuildInterval is how rarely a rank is rebuilt whose events stay bad.
 const maxRebuildInterval = time.Minute
 
-// repair says why a rank has to be rebuilt, and when: while its events stay bad, or its replays fail, that is
-// tried ever more rarely, since replays cost the engine time. The two have a pause each: replays that failed while
+// repair says why a rank has to be put right, and when: while its events stay bad, or its replays fail, that is
+// tried ever more rarely, since replays cost the engine time. Each has a pause of its own: replays that failed while
 // the engine was busy must not keep a rank waiting after one has succeeded.
 type repair struct {
-	why         error // nil if no rebuild is due
-	bad, failed pace
+	bad    trouble // what is known may be wrong
+	failed trouble // what is known is true, and a replay did not bring the rest
 }
 
-// pace says when something may be tried again.
-type pace struct {
+// trouble is what a replay has to put right.
+type trouble struct {
+	why   error // nil if there is none
 	at    time.Time
-	pause backoff
+	pause backoff.Backoff
 }
 
 // tried begins the pause before the next try.
-func (p *pace) tried(now time.Time) { p.at = now.Add(p.pause.take()) }
+func (t *trouble) tried(now time.Time) { t.at = now.Add(t.pause.Take()) }
 
-func newRepair(least time.Duration) repair {
-	p := pace{pause: backoff{least: least, most: maxRebuildInterval}}
-	return repair{bad: p, failed: p}
-}
-
-// due returns why the rank has to be rebuilt now, or nil.
-func (r *repair) due(now time.Time) (why error) {
-	p := &r.bad
-	if errors.Is(r.why, errReplay) {
-		p = &r.failed
-	}
-	if r.why == nil || now.Before(p.at) {
+// take returns why it is time for a try, or nil, and forgets it.
+func (t *trouble) take(now time.Time) (why error) {
+	if now.Before(t.at) {
 		return nil
 	}
-	if p == &r.bad { // the other pause begins when a replay has failed
-		if now.Sub(p.at) > maxRebuildInterval {
-			p.pause.reset()
-		}
-		p.tried(now)
-	}
-	why, r.why = r.why, nil
+	why, t.why = t.why, nil
 	return why
 }
 
-// connected has what is due tried at once: what was wrong on another connection is no reason not to.
-func (r *repair) connected() { r.bad.at, r.failed.at = time.Time{}, time.Time{} }
+func newRepair(least time.Duration) repair {
+	t := trouble{pause: backoff.Backoff{Least: least, Most: maxRebuildInterval}}
+	return repair{bad: t, failed: t}
+}
+
+// why says what is wrong, nil if nothing is.
+func (r *repair) why() error { return cmp.Or(r.bad.why, r.failed.why) }
+
+// due returns why the rank has to be put right now, or nil, and whether what is known may be wrong.
+func (r *repair) due(now time.Time) (why error, bad bool) {
+	since := now.Sub(r.bad.at)
+	if why := r.bad.take(now); why != nil {
+		if since > maxRebuildInterval {
+			r.bad.pause.Reset()
+		}
+		r.bad.tried(now)
+		return why, true
+	}
+	return r.failed.take(now), false // its pause begins when a replay has failed
+}
+
+// connected has replays that failed tried at once: that they failed on another connection is no reason not to.
+func (r *repair) connected() {
+	r.failed.at = time.Time{}
+	r.failed.pause.Reset()
+}
 
 // replayFailed has the replay tried again after a pause.
 func (r *repair) replayFailed(err error, now time.Time) {
-	r.why = fmt.Errorf("%w: %w", errReplay, err)
+	r.failed.why = fmt.Errorf("the replay failed: %w", err)
 	r.failed.tried(now)
 }
 
 // replayPauses reports whether a replay failed a short while ago.
 func (r *repair) replayPauses(now time.Time) bool {
-	return errors.Is(r.why, errReplay) && now.Before(r.failed.at)
+	return r.failed.why != nil && now.Before(r.failed.at)
 }
 
-// replayed notes that a replay has succeeded, and whether the rank is whole, so that none is due.
-func (r *repair) replayed(whole bool) {
-	r.failed.pause.reset()
-	if whole && errors.Is(r.why, errReplay) {
-		r.why = nil
+// replayed notes that a replay has succeeded, and whether nothing is left that another could bring.
+func (r *repair) replayed(all bool) {
+	r.failed.pause.Reset()
+	if all {
+		r.failed.why = nil
 	}
 }
 
-// backoff is a wait that doubles from least to most.
-type backoff struct{ least, most, next time.Duration }
-
-func (b *backoff) reset() { b.next = 0 }
-
-// ended notes that a connection has ended. If it began long ago the next attempt is made soon; connections that
-// end as soon as they are made become as rare as attempts that fail.
-func (b *backoff) ended(began time.Time) {
-	if time.Since(began) > b.most {
-		b.reset()
-	}
-}
-
-func (b *backoff) take() time.Duration {
-	b.next = min(max(b.least, b.next), b.most)
-	d := b.next
-	b.next *= 2
-	return d
-}
-
-// wait waits, and reports false if ctx ends first.
-func (b *backoff) wait(ctx context.Context) bool { return sleep(ctx, b.take()) }
-
-// sleep waits for d, and reports false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+// forgotten notes that the rank is cleared: nothing that was wrong is known any more.
+func (r *repair) forgotten() { r.bad.why = nil }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/internal/backoff"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
 )
@@ -21,20 +22,24 @@ const replayTimeout = 5 * time.Second
 var (
 	errOtherProcess = errors.New("the engine is another process than before")
 	errReplayOrder  = errors.New("a replay that is not in order")
-	errReplay       = errors.New("the replay failed")
-	errReplayShort  = errors.New("the replay ended before the batch that showed the gap")
+	errReplayShort  = errors.New("the replay ended before a batch that was heard")
+	errReplayOther  = errors.New("the replay has another batch than was heard: is its endpoint another engine's?")
 )
 
 // recover brings the rank up to date by a replay: from the last batch on if the engine still has that
 // very batch, else from the beginning with the rank cleared. rebuild, unless empty, is why nothing that is
 // known may be kept. It reports false if the engine has no replays or this one failed: then what is known is
-// as before or partly replayed, the caller resyncs, and another replay is due.
+// as before, or nothing if a part was replayed, the caller resyncs if it knows of missing batches, and another replay
+// is due.
 func (f *Rank) recover(ctx context.Context, rebuild string) bool {
-	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
+	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !backoff.Sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
 		return false
 	}
-	defer func() { f.recoveredAt = time.Now() }()
-	if err := f.replay(ctx, rebuild); err != nil {
+	f.replaying = true
+	f.publishStats() // a replay may take a while
+	defer func() { f.replaying, f.recoveredAt = false, time.Now() }()
+	full, err := f.replay(ctx, rebuild)
+	if err != nil {
 		if ctx.Err() == nil {
 			f.stats.ReplayFailures++
 			f.stats.Error = err.Error()
@@ -43,18 +48,33 @@ func (f *Rank) recover(ctx context.Context, rebuild string) bool {
 		}
 		return false
 	}
-	f.repair.replayed(f.progress.extent == whole)
+	f.repair.replayed(full || f.progress.extent == whole)
 	f.stats.Replays++
 	f.stats.Error = ""
 	f.orphans = f.ingest.orphans // those of the replay would be so again
 	return true
 }
 
-func (f *Rank) replay(ctx context.Context, rebuild string) error {
+// replay reports whether it has brought all that the engine has. If it fails in the middle, nothing is known
+// afterwards: what was removed by the batches that it lacks would count as held.
+func (f *Rank) replay(ctx context.Context, rebuild string) (full bool, err error) {
+	before := f.stats.ReplayedBatches
+	full, err = f.replayRest(ctx, rebuild)
+	if err == nil && f.progress.lacks() {
+		err = errReplayShort
+	}
+	if err != nil && f.stats.ReplayedBatches != before {
+		f.resync("the replay broke off")
+	}
+	return full, err
+}
+
+// replayRest replays what follows the last batch, or else everything.
+func (f *Rank) replayRest(ctx context.Context, rebuild string) (full bool, err error) {
 	if last, ok := f.progress.last(); ok && rebuild == "" {
 		err := f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAfter(c, last) })
 		if !errors.Is(err, errOtherProcess) {
-			return err
+			return false, err
 		}
 		f.stats.Restarts++
 		rebuild = errOtherProcess.Error()
@@ -63,20 +83,22 @@ func (f *Rank) replay(ctx context.Context, rebuild string) error {
 		rebuild = "the replay begins with the first batch"
 	}
 	// On another connection: the refused replay may still be arriving on that one.
-	return f.withReplay(ctx, func(c *zmtp.Conn) error {
-		f.resync(rebuild)
-		return f.replayAll(c)
-	})
+	return true, f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAll(c, rebuild) })
 }
 
 func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, f.opts.ReplayMax)
+	defer cancel()
 	c, err := zmtp.DialDealer(ctx, f.replayEndpoint)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	return do(c)
+	if err = do(c); err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
 }
 
 // replayAfter replays what follows batch last, which the engine must still have as it was.
@@ -103,19 +125,35 @@ func (f *Rank) replayAfter(c *zmtp.Conn, last uint64) error {
 	return err
 }
 
-// replayAll replays all that the engine has, onto a cleared rank.
-func (f *Rank) replayAll(c *zmtp.Conn) error {
-	err := f.replayFrom(c, 0, f.replayed)
-	if err == nil && f.progress.extent == blank {
-		f.progress.nothingPublished()
+// replayAll replays all that the engine has. The rank is cleared once the first batch is there: an engine that keeps
+// none, or does not answer, costs nothing that is known.
+func (f *Rank) replayAll(c *zmtp.Conn, why string) error {
+	begun := false
+	err := f.replayFrom(c, 0, func(seq uint64, payload []byte) error {
+		if !begun {
+			begun = true
+			f.resync(why)
+		}
+		return f.replayed(seq, payload)
+	})
+	switch {
+	case err != nil || begun:
+		return err
+	case f.progress.hasHeard: // it has published, and keeps nothing
+		return errReplayShort
 	}
-	return err
+	f.resync(why)
+	f.progress.nothingPublished()
+	return nil
 }
 
 // replayed applies a replayed batch. One that is malformed would be so again: the rank stays incomplete.
 func (f *Rank) replayed(seq uint64, payload []byte) error {
 	if f.progress.has(seq) || f.progress.misses(seq) {
 		return fmt.Errorf("%w: batch %d, want %d", errReplayOrder, seq, f.progress.next)
+	}
+	if f.awaited != nil && seq == f.awaited.seq && xxh3.Hash(payload) != xxh3.Hash(f.awaited.payload()) {
+		return errReplayOther
 	}
 	f.stats.ReplayedBatches++
 	if err := f.apply(seq, payload); errors.Is(err, event.ErrMalformed) {

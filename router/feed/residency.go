@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/backoff"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -101,7 +102,7 @@ func (f *Residency) Stats() ResidencyStats {
 // Run follows the store until ctx ends. It keeps trying to reach it; while it cannot, the store's blocks
 // count for [ResidencyOptions].ForgetAfter.
 func (f *Residency) Run(ctx context.Context) error {
-	retry := backoff{least: f.opts.ReconnectMin, most: f.opts.ReconnectMax}
+	retry := backoff.Backoff{Least: f.opts.ReconnectMin, Most: f.opts.ReconnectMax}
 	var lost *time.Timer
 	defer func() {
 		if lost != nil {
@@ -120,8 +121,8 @@ func (f *Residency) Run(ctx context.Context) error {
 		}
 		if errors.Is(err, errResized) {
 			f.resized()
-			retry.ended(began)
-			if !retry.wait(ctx) {
+			retry.Ended(began)
+			if !retry.Wait(ctx) {
 				return nil
 			}
 			continue
@@ -130,7 +131,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		switch {
 		case f.stats.Connected:
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "tier", f.opts.Tier, "error", err)
-			retry.ended(began)
+			retry.Ended(began)
 			if lost != nil {
 				lost.Stop()
 			}
@@ -140,7 +141,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		}
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
 		f.unlock()
-		if !retry.wait(ctx) {
+		if !retry.Wait(ctx) {
 			return nil
 		}
 	}

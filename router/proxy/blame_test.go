@@ -105,14 +105,19 @@ func TestAnEngineThatClosesAnIdleConnectionHasNotFailed(t *testing.T) {
 }
 
 func TestAStreamThatStandsStillEndsWithAnError(t *testing.T) {
-	f := newFront(t, 1, func(o *Options) { o.IdleTimeout = 700 * time.Millisecond })
-	f.engines[0].Step = make(chan struct{}, 1)
-	f.engines[0].Step <- struct{}{}
-	resp, body := f.post(t, `{"stream":true,"prompt":[1]}`)
-	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "t0") || !strings.Contains(body, "upstream_broke_off") || !strings.Contains(body, "unexpected EOF") {
-		t.Errorf("%s %q", resp.Status, body)
+	// The limit is that of writes to the client, too: a machine that is busy may pass the first of them there.
+	for _, limit := range []time.Duration{700 * time.Millisecond, 5 * time.Second, 30 * time.Second} {
+		f := newFront(t, 1, func(o *Options) { o.IdleTimeout = limit })
+		f.engines[0].Step = make(chan struct{}, 1)
+		f.engines[0].Step <- struct{}{}
+		resp, body := f.post(t, `{"stream":true,"prompt":[1]}`)
+		f.idle(t)
+		if resp.StatusCode == http.StatusOK && strings.Contains(body, "t0") && strings.Contains(body, "upstream_broke_off") && strings.Contains(body, "unexpected EOF") {
+			return
+		}
+		t.Logf("limit %v: %s %q", limit, resp.Status, body)
 	}
-	f.idle(t)
+	t.Error("no error at the end of the stream")
 }
 
 // answer is an engine's answer of chunks with a pause before each.

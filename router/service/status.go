@@ -213,7 +213,7 @@ func (t timed) RouteAll(ctx context.Context, reqs []route.Request, out []route.D
 
 // byState counts feeds by state. Every state is listed.
 func byState[T any](feeds []T, state func(*T) feed.State) map[feed.State]int {
-	n := map[feed.State]int{feed.StateConnecting: 0, feed.StateSynced: 0, feed.StateStale: 0, feed.StateRefused: 0}
+	n := map[feed.State]int{feed.StateConnecting: 0, feed.StateSynced: 0, feed.StatePartial: 0, feed.StateStale: 0, feed.StateRefused: 0}
 	for i := range feeds {
 		n[state(&feeds[i])]++
 	}
