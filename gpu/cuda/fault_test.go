@@ -123,7 +123,7 @@ func copierOf(t *testing.T, r *rig) *process {
 }
 
 func TestACopierThatIsFrozenIsKilledAndReplaced(t *testing.T) {
-	r, e := newRig(t, impatient), startEngine(t, 0)
+	r, e := newRig(t, deadlinesFor("none")), startEngine(t, 0)
 	m := r.open(e.region(region.IPC, granularity))
 	p := copierOf(t, r)
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -131,6 +131,9 @@ func TestACopierThatIsFrozenIsKilledAndReplaced(t *testing.T) {
 	}
 	awaitTrue(t, "all its threads stand still", func() bool { return stopped(t, p.cmd.Process.Pid) })
 	b := gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 4096)}}
+	// Only these copies are to time out. Nothing but a copy reads the deadline, on the goroutine that copies.
+	patience := r.o.CopyTimeout
+	r.o.CopyTimeout = 500 * time.Millisecond
 	if err := m.Copy(t.Context(), &b); !errors.Is(err, gpu.ErrLost) || !errors.Is(err, errTimeout) {
 		t.Errorf("%v", err)
 	}
@@ -140,6 +143,7 @@ func TestACopierThatIsFrozenIsKilledAndReplaced(t *testing.T) {
 	if err := m.Copy(t.Context(), &b); !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("%v", err)
 	}
+	r.o.CopyTimeout = patience
 	replaced(t, r, e)
 }
 
@@ -240,10 +244,22 @@ func TestAnEngineThatIsKilledInACopyCostsItsMemoryOnly(t *testing.T) {
 				}
 				order(t, control, "delay=300000")
 				ended := make(chan error, 1)
-				go func() {
-					ended <- first.Copy(t.Context(), &gpu.Batch{Direction: d, Pieces: []gpu.Piece{r.piece(0, granularity-100, 0, 4096)}})
-				}()
-				awaitTrue(t, "the copy is under way", copierOf(t, r).copies)
+				// On a machine that stood still a copy may be over before it is seen: then there is another.
+				for seen := false; ; {
+					go func() {
+						ended <- first.Copy(t.Context(), &gpu.Batch{Direction: d, Pieces: []gpu.Piece{r.piece(0, granularity-100, 0, 4096)}})
+					}()
+					awaitTrue(t, "the copy is under way or over", func() bool {
+						seen = copierOf(t, r).copies()
+						return seen || len(ended) > 0
+					})
+					if seen {
+						break
+					}
+					if err := <-ended; err != nil {
+						t.Fatalf("a copy before: %v", err)
+					}
+				}
 				dies.kill()
 				if err := <-ended; err != nil { // the mapping keeps the memory
 					t.Errorf("the copy: %v", err)

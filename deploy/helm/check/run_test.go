@@ -27,13 +27,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// dial connects and waits a little: a daemon closes the connection of a process that may not connect.
+// dial connects and waits a little: a daemon closes the connection of a process that may not connect. That is far less
+// than the 5 s after which it closes one that says nothing.
 func dial(path string) int {
 	c, err := net.Dial("unix", path)
 	if err != nil {
 		return 2
 	}
-	if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 		return 3
 	}
 	if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {

@@ -136,7 +136,7 @@ def router(folder: Path) -> Iterator[Process]:
             time.sleep(0.1)
     for n in range(30):
         body = json.dumps({"token_ids": [n // 6] * 64, "conversation_id": str(n // 6)}).encode()
-        urllib.request.urlopen(urllib.request.Request(process.url + "/v1/route", body), timeout=5)
+        urllib.request.urlopen(urllib.request.Request(process.url + "/v1/route", body), timeout=60)
     yield process
     process.stop()
     engine.shutdown()

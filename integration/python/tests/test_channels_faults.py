@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from fake_daemon import FETCH, HELLO, PRESENT, PUT, REGISTER, FakeDaemon, HangUpError
+from test_client import impatient
 from test_daemon import LAYOUT as DAEMON_LAYOUT
 from test_daemon import Memory
 from test_daemon import options as daemon_options
@@ -82,7 +83,8 @@ def held(fake: FakeDaemon, op: int, answer: Any) -> Iterator[tuple[threading.Eve
 
 
 def test_a_thread_waits_for_a_channel_no_longer_than_its_deadline(fake: FakeDaemon) -> None:
-    channels = registered(fake, timeout=0.2)
+    channels = registered(fake)
+    impatient(channels, 0.2)
     load = channels.channel("load")
     with ThreadPoolExecutor() as threads, held(fake, FETCH, {"done": [b"\x03", b"\x01"]}) as (began, release):
         first = threads.submit(load.fetch_wait, LOAD, "r", 30.0)
@@ -149,7 +151,7 @@ def test_whatever_a_call_fails_of_its_memory_is_taken_back(fake: FakeDaemon, mon
         with monkeypatch.context() as patch:
             patch.setattr(connection, "unpack_header", exhausted)
             with pytest.raises(MemoryError):
-                getattr(channels.channel("load"), call)(LOAD, *["r"] * (op == FETCH), timeout=1.0)
+                getattr(channels.channel("load"), call)(LOAD, *["r"] * (op == FETCH), timeout=20.0)
         assert fake.fence()[FENCED] == 1
         channels.close()
 
@@ -203,10 +205,10 @@ def test_the_daemon_at_the_socket_changes_only_when_the_connected_one_ends(fake:
     fake.path.unlink()
     other = channel_daemon(fake.path)
     other.on[FETCH] = lambda _: answer
-    assert load.fetch_wait(LOAD, "r", 1.0) == [b"\x03", b"\x01"]
+    assert load.fetch_wait(LOAD, "r", 20.0) == [b"\x03", b"\x01"]
     page = fake.fence()
     fake.drop()
-    wait_until(lambda: load.fetch_wait(LOAD, "r", 1.0) == answer["done"])
+    wait_until(lambda: load.fetch_wait(LOAD, "r", 20.0) == answer["done"])
     assert page[FENCED] == 1
     channels.close()
     other.stop()
@@ -247,6 +249,6 @@ sys.stdin.readline()
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        assert began.wait(20)
-        assert child.communicate(b"\n", timeout=20) == (None, b"")
+        assert began.wait(60)
+        assert child.communicate(b"\n", timeout=60) == (None, b"")
         assert child.returncode == 0

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from kvconn.client import (
 )
 from kvconn.connection import Connection
 from kvconn.frames import Op, pack_u32s
+from kvconn.memory_client import MemoryClient
 
 LAYOUT = [GroupLayout(8, [Run(0, 0, 1, 64, 64, 64)])]
 FENCED, COPIES = 0, 8
@@ -59,7 +61,7 @@ def fake(socket_dir: Path) -> Iterator[FakeDaemon]:
 
 
 def options(path: Path, **kwargs: Any) -> Options:
-    defaults: dict[str, Any] = {"timeout": 1.0, "retry_interval": 0.05, "manifest": b"{}", "engine": "e"}
+    defaults: dict[str, Any] = {"timeout": 20.0, "retry_interval": 0.05, "manifest": b"{}", "engine": "e"}
     return Options(socket=str(path), **{**defaults, **kwargs})
 
 
@@ -68,6 +70,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.005)
+
+
+def impatient(client: SchedulerClient | MemoryClient, timeout: float = 1.0) -> None:
+    """Have a client that is connected wait no longer for an answer that will not come.
+
+    Until then it is patient: on a busy machine, what answers may take its time.
+    """
+    client._options = client._link._options = replace(client._link._options, timeout=timeout)
 
 
 def registered_worker(path: Path, **kwargs: Any) -> WorkerClient:
@@ -372,8 +382,9 @@ def test_an_error_that_nobody_waited_for_ends_the_session(fake: FakeDaemon, code
 
 def test_a_daemon_that_falls_silent_is_found_by_the_next_call(fake: FakeDaemon) -> None:
     release = hold(fake, LOADED)
-    scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
     assert scheduler.connect()
+    impatient(scheduler, 0.2)
     scheduler.loaded(["r"], (), 1)
     with pytest.raises(client.DeadlineExceeded):
         scheduler.match("r", [1])
@@ -384,8 +395,9 @@ def test_a_daemon_that_falls_silent_is_found_by_the_next_call(fake: FakeDaemon) 
 
 def test_a_silent_daemon_is_not_told_without_end(fake: FakeDaemon) -> None:
     release = hold(fake, LOADED)
-    scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
     assert scheduler.connect()
+    impatient(scheduler, 0.2)
 
     def tell() -> None:
         for _ in range(1000):
@@ -464,11 +476,13 @@ def test_a_silent_daemon_costs_one_deadline_and_then_nothing(fake: FakeDaemon) -
     fake.on[MATCH] = silent
     scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
     assert scheduler.connect()
+    impatient(scheduler)
     with pytest.raises(client.DeadlineExceeded):
         scheduler.match("r", [1])
     for _ in range(10):
         with pytest.raises(client.Unavailable):
             scheduler.match("r", [1])
+    wait_until(lambda: bool(calls))  # the daemon's thread may come late
     assert calls == [1]
     release.set()
     scheduler.close()
@@ -649,9 +663,11 @@ def test_loads_fail_when_the_daemon_dies(fake: FakeDaemon) -> None:
 def test_loads_do_not_wait_for_a_daemon_that_did_not_answer(fake: FakeDaemon) -> None:
     silence = Silence(fake, SAVE)
     worker = registered_worker(fake.path, retry_interval=60.0)
+    impatient(worker)
     assert worker.save(b"m") == SaveResult()
     worker.load(b"m", [PlannedLoad("a", [1])])
     assert worker.poll() == [FinishedLoad("a", [1])]
+    wait_until(lambda: fake.asked.qsize() >= 3)  # the daemon's thread may come late
     assert fake.ops() == [HELLO, REGISTER, SAVE]
     silence.release.set()
     worker.close()
@@ -683,6 +699,7 @@ def loading_worker(fake: FakeDaemon, **kwargs: Any) -> WorkerClient:
 def test_a_daemon_that_answers_no_more_is_fenced_and_its_loads_fail_at_once(fake: FakeDaemon) -> None:
     silence = Silence(fake, POLL)
     worker = loading_worker(fake)
+    impatient(worker)
     assert worker.poll() == [FinishedLoad("a", [1])]
     assert fake.fence()[FENCED] == 1
     silence.release.set()
@@ -692,6 +709,7 @@ def test_a_daemon_that_answers_no_more_is_fenced_and_its_loads_fail_at_once(fake
 def test_a_save_that_is_given_up_is_fenced_before_the_engine_goes_on(fake: FakeDaemon) -> None:
     silence = Silence(fake, SAVE)
     worker = registered_worker(fake.path, retry_interval=60.0)
+    impatient(worker)
     assert worker.save(b"m") == SaveResult()
     assert fake.fence()[FENCED] == 1
     silence.release.set()
@@ -703,6 +721,7 @@ def test_a_copy_under_way_keeps_its_load_open_until_it_has_ended(
 ) -> None:
     silence = Silence(fake, POLL)
     worker = loading_worker(fake)
+    impatient(worker)
     page = fake.fence()
     page[COPIES] = 1
     assert worker.poll() == []
@@ -718,6 +737,7 @@ def test_a_copy_under_way_keeps_its_load_open_until_it_has_ended(
 def test_a_copy_of_a_daemon_that_was_killed_is_over(fake: FakeDaemon) -> None:
     silence = Silence(fake, POLL)
     worker = loading_worker(fake)
+    impatient(worker)
     fake.fence()[COPIES] = 1
     assert worker.poll() == []
     silence.release.set()  # the connection ends
@@ -729,11 +749,13 @@ def test_a_load_that_may_have_begun_is_not_begun_again_before_its_copy_has_ended
     worker = registered_worker(fake.path, retry_interval=60.0)
     page = fake.fence()
     silence = Silence(fake, LOAD)
+    impatient(worker)
     page[COPIES] = 1
     worker.load(b"m", [PlannedLoad("a", [1])])
     assert worker.poll() == []
     page[COPIES] = 0
     assert worker.poll() == [FinishedLoad("a", [1])]
+    wait_until(lambda: fake.asked.qsize() >= 3)  # the daemon's thread may come late
     assert fake.ops() == [HELLO, REGISTER, LOAD]
     silence.release.set()
     worker.close()
@@ -765,6 +787,7 @@ def test_a_daemon_that_cannot_cancel_is_fenced(fake: FakeDaemon) -> None:
 def test_a_load_in_the_middle_of_a_copy_is_not_cancelled(fake: FakeDaemon) -> None:
     silence = Silence(fake, CANCEL)
     worker = loading_worker(fake)
+    impatient(worker)
     page = fake.fence()
     page[COPIES] = 1
     assert not worker.cancel("a", 0.01)
@@ -794,6 +817,7 @@ def test_unregistered_memory_is_fenced_and_not_used_again(fake: FakeDaemon) -> N
 def test_unregister_waits_for_a_copy_under_way(fake: FakeDaemon) -> None:
     silence = Silence(fake, UNREGISTER)
     worker = loading_worker(fake)
+    impatient(worker)
     page = fake.fence()
     page[COPIES] = 1
     assert not worker.unregister(0.01)
@@ -825,6 +849,7 @@ def test_a_load_that_is_overdue_fails(fake: FakeDaemon) -> None:
     fake.on[LOAD] = lambda _: {"n": 1}
     fake.on[POLL] = lambda _: {"finished": []}
     worker = registered_worker(fake.path)
+    impatient(worker)  # a load has the daemon's time and this
     worker.load(b"m", [PlannedLoad("a", [1, 2])])
     assert polled(worker) == [FinishedLoad("a", [1, 2])]
     assert worker.poll() == []

@@ -100,11 +100,11 @@ def serves(engine: Engine) -> None:
 def stuck(
     cuda: Cuda, socket_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[DaemonProcess, Faults]]:
-    """A kvconnd that waits a second for copies, and orders for its copiers, which are told by `of`."""
+    """A kvconnd that waits five seconds for copies, and orders for its copiers, which are told by `of`."""
     binary = os.environ.get("KVCONND")
     if not binary:
         pytest.skip("KVCONND names no daemon")
-    more = ("--cuda-library", str(cuda.path), "--load-timeout", "1s")
+    more = ("--cuda-library", str(cuda.path), "--load-timeout", "5s")
     with monkeypatch.context() as patched:
         patched.setenv("FAKECUDA_CONTROL", str(tmp_path / "control"))
         process = start_daemon(binary, socket_dir / "store", socket_dir / "s", *more)
@@ -178,6 +178,7 @@ def test_a_registration_that_fails_is_made_again(
     monkeypatch.setattr(link, "_HOPELESS_RETRY_FACTOR", 1)
     engine = Engine(cuda, daemon, memory_for(cuda, entry), lambda: stream)
     assert engine.worker.unregister(20)
+    wait_until(lambda: engine.worker._link.connection is not None)  # its socket counts before and after
     before = descriptors()
     with faults.of(entry):
         engine.worker.register_memory(engine.device, engine.layout)
@@ -189,6 +190,7 @@ def test_a_registration_that_fails_is_made_again(
     wait_until(lambda: engine.worker._registration() is not None, 60)
     serves(engine)
     assert engine.worker.unregister(20)
+    wait_until(lambda: engine.worker._link.connection is not None)
     wait_until(lambda: descriptors() <= before)
     engine.close()
 

@@ -332,7 +332,7 @@ def test_memory_that_was_taken_back_is_not_touched(pair: Pair) -> None:
 
 def test_a_frozen_daemon_is_fenced_and_its_load_fails(daemon_process: DaemonProcess) -> None:
     memory = Memory()
-    worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), rank=0)
+    worker = WorkerClient(replace(options(daemon_process.socket), timeout=3.0), rank=0)
     assert worker.register([memory.fd], LAYOUT)
     scheduler = SchedulerClient(options(daemon_process.socket))
     assert scheduler.connect()
@@ -417,7 +417,7 @@ def test_the_socket_is_for_its_owner_only(daemon: Path) -> None:
 
 def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonProcess) -> None:
     memory = Memory()
-    worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), rank=0)
+    worker = WorkerClient(replace(options(daemon_process.socket), timeout=3.0), rank=0)
     assert worker.register([memory.fd], LAYOUT)
     scheduler = SchedulerClient(options(daemon_process.socket))
     assert scheduler.connect()
@@ -445,7 +445,7 @@ def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonP
 
 def test_a_frozen_daemon_ends_loads_and_saves_by_key_and_touches_nothing_later(daemon_process: DaemonProcess) -> None:
     memory = Memory()
-    keyed = KeyedClient(replace(options(daemon_process.socket, {"key_scheme": "engine"}), timeout=0.3))
+    keyed = KeyedClient(replace(options(daemon_process.socket, {"key_scheme": "engine"}), timeout=3.0))
     assert keyed.register([memory.fd], LAYOUT)
     hashes = [os.urandom(32) for _ in range(4)]
     memory.fill(0, 1)

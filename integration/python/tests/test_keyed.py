@@ -24,6 +24,7 @@ from fake_daemon import (
     HangUpError,
     Refuse,
 )
+from test_client import impatient
 
 from kvconn.client import FinishedLoad, GroupLayout, KeyedClient, Options, Part, Polled, Run, StoredPut
 from kvconn.connection import Connection
@@ -49,7 +50,7 @@ def fake(socket_dir: Path) -> Iterator[FakeDaemon]:
 
 
 def options(path: Path, **kwargs: Any) -> Options:
-    defaults: dict[str, Any] = {"timeout": 1.0, "retry_interval": 60.0, "manifest": b"{}", "engine": "e"}
+    defaults: dict[str, Any] = {"timeout": 20.0, "retry_interval": 60.0, "manifest": b"{}", "engine": "e"}
     return Options(socket=str(path), **{**defaults, **kwargs})
 
 
@@ -271,6 +272,7 @@ def test_a_copy_under_way_keeps_its_job_open_until_it_has_ended(
         raise HangUpError
 
     fake.on[POLL] = silent
+    impatient(keyed)
     assert keyed.poll() == Polled([], [])  # after the deadline of the call
     assert page[FENCED] == 1
     assert keyed.busy
@@ -302,7 +304,8 @@ def test_a_job_that_may_have_begun_ends_when_nothing_is_copied(
 @pytest.mark.parametrize(("start", "report"), [(KeyedClient.fetch, LOST), (KeyedClient.put, DROPPED)])
 def test_an_overdue_job_is_fenced(fake: FakeDaemon, start: Callable[..., None], report: Polled) -> None:
     fake.on[HELLO] = lambda _: {"version": 4, "load_timeout_ms": 1}
-    keyed = registered(fake, timeout=0.2)
+    keyed = registered(fake)
+    impatient(keyed, 0.2)  # a job has the daemon's time and this
     start(keyed, "a", LOAD)
     ended: list[Polled] = []
 

@@ -69,8 +69,8 @@ def test_calls_are_said_as_the_protocol_has_them(fake: FakeDaemon) -> None:
         {"group": 0, "parent": b"", "hashes": joined[:64], "slots": pack_u32s([1, 2])},
         {"group": 1, "parent": HASHES[1], "hashes": joined[64:], "slots": pack_u32s([7])},
     ]
-    assert channels.channel("load").fetch_wait(LOAD, "r", 0.8) == [b"\x03", b"\x01"]
-    told = {"parts": parts, "salt": "", "lora": "", "wait_ms": 700}
+    assert channels.channel("load").fetch_wait(LOAD, "r", 8.0) == [b"\x03", b"\x01"]
+    told = {"parts": parts, "salt": "", "lora": "", "wait_ms": 7900}
     assert fake.asked.get() == (FETCH, {"r": "load-0", "of": "r", **told})
     assert channels.channel("save").put_wait(LOAD, 60.0, "tenant", "adapter") == [b"\x03", b"\x01"]
     told = {"parts": parts, "salt": "tenant", "lora": "adapter", "wait_ms": 10_000}
@@ -105,7 +105,7 @@ def test_a_call_that_waits_holds_up_no_other(fake: FakeDaemon) -> None:
 
 
 def test_an_answer_that_comes_byte_by_byte_does_not_outlast_the_deadline(fake: FakeDaemon) -> None:
-    channels = registered(fake, timeout=0.2)
+    channels = registered(fake)
     returned = threading.Event()
 
     def dribble(_: Any) -> Any:
@@ -199,8 +199,8 @@ def test_what_the_daemon_refuses_leaves_the_connection(fake: FakeDaemon, caplog:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert load.present("r", HASHES) == NOTHING
-            assert load.fetch_wait(LOAD, "r", 1.0) == NOTHING
-            assert load.put_wait(LOAD, 1.0) == NOTHING
+            assert load.fetch_wait(LOAD, "r", 20.0) == NOTHING
+            assert load.put_wait(LOAD, 20.0) == NOTHING
             load.touch("r", HASHES)
     assert caplog.text.count("refused fetch") == 1
     assert fake.fence()[FENCED] == 0
@@ -212,8 +212,8 @@ def test_channels_are_opened_again(fake: FakeDaemon) -> None:
     load = channels.channel("load")
     for _ in range(3):
         fake.drop()
-        wait_until(lambda: load.fetch_wait(LOAD, "r", 1.0) == NOTHING)
-        wait_until(lambda: load.fetch_wait(LOAD, "r", 1.0) == [b"\x03", b"\x01"])
+        wait_until(lambda: load.fetch_wait(LOAD, "r", 20.0) == NOTHING)
+        wait_until(lambda: load.fetch_wait(LOAD, "r", 20.0) == [b"\x03", b"\x01"])
     channels.close()
 
 

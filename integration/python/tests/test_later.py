@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_daemon import HELLO, POLL, REGISTER, SAVE, FakeDaemon, HangUpError, Refuse
-from test_client import COPIES, FENCED, Silence, registered_worker, wait_until
+from test_client import COPIES, FENCED, Silence, impatient, registered_worker, wait_until
 
 from kvconn import fence
 from kvconn.client import WorkerClient
@@ -107,6 +107,7 @@ def test_saves_of_a_daemon_that_dies_are_reported_once(fake: FakeDaemon) -> None
 def test_a_save_without_an_answer_keeps_its_blocks_while_a_copy_is_under_way(fake: FakeDaemon) -> None:
     silence = Silence(fake, SAVE)
     worker = registered_worker(fake.path, retry_interval=60.0)
+    impatient(worker)
     page = fake.fence()
     page[COPIES] = 1
     worker.save_later("a", b"m")

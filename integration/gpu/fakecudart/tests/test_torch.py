@@ -74,15 +74,24 @@ def test_what_it_cannot_compute_it_refuses(scenes):
 
 def test_streams_and_events_keep_their_order(scenes):
     def scene():
+        import ctypes
+
         expected = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8).pin_memory()
         first, second = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
         written, read = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
         tensor, out = torch.zeros_like(expected, device="cuda"), torch.empty_like(expected, pin_memory=True)
         torch.cuda.synchronize()
+        # The first stream waits for the gate, so that the copy is not over before it is looked at.
+        gate = torch.zeros(1, dtype=torch.int32).pin_memory()
+        wait_for = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+        wait_for.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+        assert wait_for(first.cuda_stream, gate.data_ptr(), 1, 0) == 0
         with torch.cuda.stream(first):
             tensor.copy_(expected, non_blocking=True)
             written.record()
-        assert not written.query()
+        was_written = written.query()
+        gate[0] = 1
+        assert not was_written
         with torch.cuda.stream(second):
             second.wait_event(written)
             out.copy_(tensor, non_blocking=True)
