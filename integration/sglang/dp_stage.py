@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from generation import SHORT, cacheable, generate, prompt
+from generation import SHORT, Generation, cacheable, generate, prompt
 from scene import BACKEND, PATIENT_S, Scene, pages
 from stage import Place
 
@@ -24,8 +24,12 @@ class DataParallel(Scene):
         self.daemon.start()
         server = self.start(1, replicas=REPLICAS, deadline=PATIENT_S)
         self.report.equal(f"{self.name}: engines of the daemon", self.daemon.metric("kvconn_engines"), REPLICAS)
-        self.references = [generate(server.port, p, routed_dp_rank=replica) for replica, p in enumerate(self.prompts)]
-        self.saved(sum(pages(p) for p in self.prompts))
+
+        def each_at_its_own() -> list[Generation]:
+            return [generate(server.port, p, routed_dp_rank=replica) for replica, p in enumerate(self.prompts)]
+
+        self.references = each_at_its_own()
+        self.saved(server, sum(pages(p) for p in self.prompts), each_at_its_own)
         got = [
             generate(server.port, p, routed_dp_rank=REPLICAS - 1 - replica) for replica, p in enumerate(self.prompts)
         ]

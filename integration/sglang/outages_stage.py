@@ -60,7 +60,7 @@ class Outages(Scene):
             end()
             time.sleep(1)
             self.daemon.start()
-            self.connected()
+            self.connected(server)
             time.sleep(UNDER_LOAD_S)
         wrong = [i for i, g in answers if g.tokens != self.references[i].tokens]
         self.report.equal(f"{self.name}: {when}: identical", wrong, [])
@@ -94,7 +94,7 @@ class Outages(Scene):
         done = damage(self.daemon.store)
         self.report.check(f"{self.name}: {what}: there was something to damage", done > 0, f"{done}")
         self.daemon.start()
-        self.connected()
+        self.connected(server)
         server.flush_cache()
         self.identical(what, self.answers(server))
         self.daemon.wait_for_writes()
@@ -106,7 +106,7 @@ class Outages(Scene):
         self.daemon.terminate()
         self.daemon.store = self.daemon.store.with_name("store-small")
         self.daemon.start(max_bytes=SMALL)
-        self.connected()
+        self.connected(server)
         for _ in range(ROTATIONS):
             for number, tokens in enumerate(self.prompts):
                 server.flush_cache()

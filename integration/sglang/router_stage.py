@@ -51,7 +51,9 @@ class Node:
             "replay_endpoint": f"tcp://*:{self.events + 1}",
         }
         storage = kvconn(binary, self.daemon.socket_path, deadline=PATIENT_S)
-        self.server.start(storage, arguments=["--kv-events-config", json.dumps(events)])
+        # The router asks for health within seconds: without this SGLang computes a token for an answer.
+        variables = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+        self.server.start(storage, arguments=["--kv-events-config", json.dumps(events)], variables=variables)
 
     def described(self, model: str) -> dict[str, Any]:
         """Return the rank for the router's configuration."""
@@ -102,6 +104,7 @@ class Routed:
             node.launch(self.place.binary)
         for node in self.nodes.values():
             node.server.wait()
+            node.daemon.wait_until(node.server.linked, "the rank")
         self.report.say(f"      {len(self.nodes)} servers started in {time.monotonic() - begun:.0f} s")
         self.route()
         self.begin()
@@ -160,6 +163,7 @@ class Routed:
 
     def pinned(self) -> None:
         """A client that asks for a rank gets it, by SGLang's field in the body or by the router's header."""
+        self.router.wait_ready(*RANKS)
         by_body = [send(self.router.port, p, routed_dp_rank=self.nodes[BODY_PINNED].dp_rank) for p in self.prompts]
         self.ok("pinned by the body", by_body)
         at = [a.rank for a in by_body]
@@ -199,6 +203,7 @@ class Routed:
 
     def known(self, when: str, gpu: bool) -> None:
         """Wait until the router knows that each prompt is on the disk of its node alone, and in its GPU or not."""
+        self.router.wait_ready(*RANKS)
         full = SHORT // PAGE_SIZE * PAGE_SIZE
         here, elsewhere = Match(full, 0, full) if gpu else Match(0, full, full), Match(0, 0, 0)
         want = [{n: here if n == a.rank else elsewhere for n in RANKS} for a in self.first]

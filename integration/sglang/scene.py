@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ BACKEND = "KVConnStorage"
 PATIENT_S = 5
 """What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
 ATTEMPTS = 5
+SAVES_END_S = 5.0
+"""No save goes on for longer without a block."""
 STOOD_STILL = "stood still in the middle of a copy"
 # What the backend adds where this machine kept the call from going on.
 OVERLOADED = "the machine is overloaded"
@@ -61,20 +64,21 @@ class Scene:
         )
         server.start(storage, self.ranks, replicas, arguments=arguments, variables=variables)
         server.wait()
-        self.connected(self.ranks * replicas)
+        self.connected(server, self.ranks * replicas)
         return server
 
-    def connected(self, ranks: int = 0) -> None:
-        """Wait until the daemon has the server's ranks."""
+    def connected(self, server: Server, ranks: int = 0) -> None:
+        """Wait until the daemon has that many ranks, by default one server's, and all of the server can use it."""
         want = ranks or self.ranks
         self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= want, "the ranks")
+        self.daemon.wait_until(server.linked, "the ranks that use it")
 
     def cold(self, server: Server) -> None:
         """Generate for all prompts for the first time: later answers are compared with these. All is on disk then."""
         self.references = self.answers(server)
         whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
         self.report.check(f"{self.name}: served, nothing cached yet", whole)
-        self.saved(sum(pages(p, self.page_size) for p in self.prompts))
+        self.saved(server, sum(pages(p, self.page_size) for p in self.prompts), lambda: self.answers(server))
 
     def answers(self, server: Server) -> list[Generation]:
         """Generate for all prompts, one after the other."""
@@ -95,30 +99,51 @@ class Scene:
 
         self.report.check(f"{self.name}: {when}, and back: from storage again", self.found(server, asked))
 
-    def found(self, server: Server, asked: Callable[[], bool]) -> bool:
-        """Have questions asked, a few times at most, until they say that all came from storage."""
+    def found(self, server: Server, asked: Callable[[], bool], ranks: int = 0) -> bool:
+        """Have questions asked, a few times at most, until they say that all came from storage.
+
+        Other servers may be there: `ranks` is that of all.
+        """
         for _ in range(ATTEMPTS):
-            self.connected()
+            self.connected(server, ranks)
             server.flush_cache()
             if asked():
                 return True
         return False
 
-    def no_errors(self, server: Server) -> None:
-        """Check that the engine is well."""
+    def no_errors(self, server: Server, patient: bool = True) -> None:
+        """Check that the engine is well. One that is not patient may find this machine standing still, too."""
         self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
         errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
         self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
         late = [line for line in server.lines("kvconn", "its deadline is") if OVERLOADED not in line]
-        if self.freezes:
+        if self.freezes or not patient:
             late = [line for line in late if STOOD_STILL not in line]
         self.report.check(f"{self.name}: no call later than its deadline", not late, "; ".join(late[:2]))
 
-    def saved(self, blocks: int) -> None:
-        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
+    def saved(self, server: Server, blocks: int, again: Callable[[], object]) -> None:
+        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk.
+
+        SGLang does not try a save again that missed its deadline. So what is not saved after a while is computed
+        `again`; what is stored already does not count twice.
+        """
         want = blocks * self.ranks
+        for _ in range(ATTEMPTS):
+            if self._ended_saves(want) >= want:
+                break
+            server.flush_cache()
+            again()
         self.daemon.wait_until(lambda: self.daemon.metric("kvconn_saved_blocks_total") >= want, f"{want} blocks")
         self.daemon.wait_for_writes()
+
+    def _ended_saves(self, want: float) -> float:
+        """Return how many blocks were saved, once they are as many as is wanted, or none has come for a while."""
+        last, since = -1.0, time.monotonic()
+        while last < want and time.monotonic() - since < SAVES_END_S:
+            if (now := self.daemon.metric("kvconn_saved_blocks_total")) != last:
+                last, since = now, time.monotonic()
+            time.sleep(0.02)
+        return last
 
 
 def pages(tokens: Sequence[int], page_size: int = PAGE_SIZE) -> int:

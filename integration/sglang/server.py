@@ -15,7 +15,7 @@ from sglang_environment import SglangEnvironment
 from storage import Storage
 
 READY_TIMEOUT_S = 300.0
-FLUSH_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 120.0
 DEVICE_TOKENS = 8192
 HOST_GB = 1
 ADMIN_KEY = "key"
@@ -61,6 +61,7 @@ class Server(Program):
         # Of a machine's memory, which other programs take from while this one starts; what it uses is bounded above.
         command += ["--mem-fraction-static", "0.9", "--tp-size", str(ranks)]
         command += ["--dp-size", str(replicas), "--admin-api-key", ADMIN_KEY]
+        self.links = ranks * replicas
         own = self._env.variables(ranks * replicas)
         if calm:
             command += ["--sleep-on-idle"]

@@ -15,7 +15,8 @@ BLOCK_SIZE = 128
 MAX_TOKENS = 32
 SHORT, LONG = 1000, 2700
 """Lengths of prompts, in tokens."""
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
+"""For the next part of an answer. A request may have to wait until a daemon that is frozen for a minute goes on."""
 
 
 @dataclass

@@ -50,7 +50,7 @@ def killed_while_decoding(main: Main, plain: Engine, engine: Engine) -> None:
     got = complete(engine.port, decoding, max_tokens=200, on_first_token=main.daemon.kill)
     main.report.equal("daemon killed while a request decodes: identical", got.tokens, want.tokens)
     main.daemon.start()
-    main.daemon.wait_for_engine()
+    main.daemon.wait_for_engine(engine)
     main.after_its_return(engine, "daemon killed while a request decodes")
 
 
@@ -62,7 +62,7 @@ def killed_while_loading(main: Main, engine: Engine) -> None:
             answers = complete_all(engine.port, [r.tokens for r in main.rows])
         main.identical(f"daemon killed {delay_s * 1000:g} ms into loads: identical", answers)
         main.daemon.start()
-        main.daemon.wait_for_engine()
+        main.daemon.wait_for_engine(engine)
     main.after_its_return(engine, "daemon killed while loading")
 
 
@@ -85,7 +85,7 @@ def frozen_while_loading(main: Main, engine: Engine) -> None:
             answers = complete_all(engine.port, [r.tokens for r in main.rows])
             main.identical("daemon frozen, and thawed: requests go on, identical", answers)
     main.daemon.wait_for_scheduler_after(earlier)  # until then it may count the connections that were given up
-    main.daemon.wait_for_engine()
+    main.daemon.wait_for_engine(engine)
     main.after_its_return(engine, "daemon frozen", "thawed")
 
 
@@ -104,7 +104,7 @@ def killed_while_saving(main: Main, plain: Engine, engine: Engine) -> None:
     main.identical("daemon gone: requests go on, identical", answers, main.rows[:4])
     main.report.equal("daemon gone: nothing cached", [a.cached for a in answers], [0] * 4)
     main.daemon.start()
-    main.daemon.wait_for_engine()
+    main.daemon.wait_for_engine(engine)
     main.after_its_return(engine, "daemon gone and back")
 
     engine.reset_prefix_cache()
@@ -132,7 +132,7 @@ def replaced(main: Main, plain: Engine, engine: Engine) -> None:
     main.report.check("daemon upgraded while serving: what is saved meanwhile: identical", same)
     main.report.equal("daemon upgraded while serving: the old one stops in order", statuses, [0])
     main.identical("daemon upgraded while serving: what is loaded meanwhile: identical", answers[len(fresh) :])
-    main.daemon.wait_for_engine()
+    main.daemon.wait_for_engine(engine)
     main.after_its_return(engine, "daemon upgraded", "by its successor")
 
 
@@ -148,4 +148,4 @@ def disk_full(main: Main, engine: Engine) -> None:
     def cached() -> None:
         main.after_its_return(engine, "disk full", "with room again")
 
-    filled_up(main.daemon, main.report, main.work / "small-disk", ask, cached)
+    filled_up(main.daemon, engine, main.report, main.work / "small-disk", ask, cached)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -10,9 +11,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from http import HTTPStatus
 
 import environment
-from completions import BLOCK_SIZE, Completion, complete, prompt
+from completions import BLOCK_SIZE, MAX_TOKENS, Completion, complete, prompt
 from environment import HERE, Environment
 from processes import Engine, get
 from stage import NO_CACHE, Place, Stage
@@ -28,7 +30,7 @@ FEW_BLOCKS = {"llama": 135, "gemma3": 72}
 CROWDED = 1000
 LONG_ANSWER = {"llama": 150, "gemma3": 400}
 """Tokens of prompts, and of answers by kind of model, that have to share the blocks."""
-CROWDED_S = 120.0
+CROWDED_S = 300.0
 """By when their blocks have been given out again."""
 STEADY_S = 1.0
 HOST_BYTES = "256MiB"
@@ -95,18 +97,28 @@ class OnDevice(Stage):
         controls = ["--worker-extension-cls", "device_connector.Controls", "--block-size", str(self.block_size)]
         engine.start(json.dumps(config), prefix_caching, arguments=[*controls, *arguments])
         engine.wait()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(engine)
+        self.registered(engine)
         return engine
 
-    def settled(self) -> None:
-        """Wait until all saves have ended: they go on after the answers."""
+    def registered(self, engine: Engine) -> None:
+        """Wait until kvconnd has the KV memory, which is handed over in the background."""
+        self.daemon.wait_until(lambda: engine.call("is_kv_memory_registered") == ["True"], "a registration")
+
+    def settled(self, least: int = 0) -> None:
+        """Wait until all saves have ended, which go on after the answers. `least` is known to come, in blocks."""
+        self.daemon.wait_until(lambda: self.ended_saves() >= least, f"{least} blocks", CROWDED_S)
         last, since = -1.0, time.monotonic()
         while time.monotonic() - since < STEADY_S:
-            saved = self.daemon.metric("kvconn_saved_blocks_total") + self.daemon.metric("kvconn_dropped_blocks_total")
+            saved = self.ended_saves()
             if saved != last:
                 last, since = saved, time.monotonic()
             time.sleep(0.05)
         self.daemon.wait_for_writes()
+
+    def ended_saves(self) -> float:
+        """Return how many blocks were saved or dropped since the daemon's start."""
+        return sum(self.daemon.metric(f"kvconn_{what}_blocks_total") for what in ("saved", "dropped"))
 
     def saving(self, engine: Engine) -> None:
         """Without cache, saving, and from the daemon; vLLM's own prefix cache is off."""
@@ -114,7 +126,7 @@ class OnDevice(Stage):
         answers = self.answers(engine)
         self.identical("saving", answers)
         self.report.equal(f"{self.name}: saving: nothing cached yet", [a.cached for a in answers], [0] * len(LENGTHS))
-        self.settled()
+        self.settled(sum((n + MAX_TOKENS - 1) // self.block_size for n in LENGTHS))
         answers = self.answers(engine)
         self.identical("cached", answers)
         self.all_cached("cached", answers)
@@ -127,7 +139,7 @@ class OnDevice(Stage):
         registered = engine.call("is_kv_memory_registered")
         self.report.equal(f"{self.name}: asleep: kvconnd has no KV memory", registered, ["False"])
         engine.call("check_kv_memory_in")
-        self.daemon.wait_until(lambda: engine.call("is_kv_memory_registered") == ["True"], "a registration")
+        self.registered(engine)
         answers = self.answers(engine)
         self.identical("after a sleep", answers)
         self.all_cached("after a sleep", answers)
@@ -186,6 +198,9 @@ class OnDevice(Stage):
 
 
 def total(port: int, metric: str) -> float:
-    """Return the sum of a metric over its labels."""
-    lines = get(port, "/metrics")[1].splitlines()
+    """Return the sum of a metric over its labels; no number where the server does not answer: neither 0 nor above."""
+    status, text = get(port, "/metrics")
+    if status != HTTPStatus.OK:
+        return math.nan
+    lines = text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(metric + "{"))

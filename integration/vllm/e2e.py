@@ -31,10 +31,10 @@ from identity import Identity
 from object_stage import ObjectTier
 from offline_run import run_offline
 from parallel import DataParallel, latent_attention, pipeline
-from processes import Daemon, Engine
+from processes import SETTINGS, Daemon, Engine
 from shapes import Shapes
 from short import Short
-from stage import Place
+from stage import Place, until_all_is_cached
 from tensor_parallel import TensorParallel
 from tier_stage import Tier
 
@@ -69,7 +69,7 @@ class Main:
         self.daemon = Daemon(
             place.binary, self.work / "store", place.sockets / "kvconnd.sock", self.work / "kvconnd.log"
         )
-        self.connector = self.daemon.vllm_config(timeout_s=2)  # shorter than it will be frozen
+        self.connector = self.daemon.vllm_config(timeout_s=10)  # shorter than it will be frozen
         self.rows = [Row(prompt(self.rng, n)) for _ in range(PROMPTS_OF_EACH) for n in (SHORT, LONG)]
 
     def run(self) -> None:
@@ -111,8 +111,10 @@ class Main:
             self.report.equal(f"daemon absent at start: {length} tokens served, identical", got.tokens, want.tokens)
         self.report.equal("daemon absent at start: one warning", len(engine.lines("WARNING", "kvconn:")), 1)
         self.daemon.start()
-        self.daemon.wait_for_engine()
-        self.report.check("daemon started later: the engine finds it", engine.lines("kvconn:", "is back") != [])
+        self.daemon.wait_for_engine(engine)
+        # The line that it is gone has these words, too, and more after them.
+        back = [line for line in engine.lines("kvconn:") if line.endswith(" is back")]
+        self.report.check("daemon started later: the engine finds it", back != [])
 
     def saving_run(self, plain: Engine, engine: Engine) -> None:
         """Each prompt once without connector and once saving, in turns."""
@@ -153,10 +155,11 @@ class Main:
     def second_run(self) -> None:
         """Load what the first run saved; then corruption, crashes and requests' own wishes."""
         traced = observed.Traced(self.env, self.work / "traces.log")
-        self.daemon.start(settings=["--prefill-tokens-per-s", "1", *traced.settings])
+        self.daemon.start(settings=[*SETTINGS, *traced.settings])
         engine = Engine(self.env, self.model, self.work / "vllm-2.log")
         engine.start(self.connector, prefix_caching=False, arguments=traced.options, variables=traced.variables)
         engine.wait()
+        self.daemon.wait_for_engine(engine)
         self.report.equal("daemon there at start: no warning", engine.lines("WARNING", "kvconn:"), [])
         self.cached_against_cold(engine)
         observed.hits_are_shown(self.report, engine, self.rows[-1].tokens, "host")
@@ -224,17 +227,22 @@ class Main:
         self.daemon.terminate()  # it holds what it has read in memory
         flipped = flip_bits(self.daemon.store)
         self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(engine)
         observed.failures_are_shown(self.report, engine, self.daemon, self.rows[-1].tokens)
         answers = complete_all(engine.port, [r.tokens for r in self.rows])
         found = self.daemon.metric("kvconn_store_corrupt_records_total")
         self.report.check("flipped bits: there were records to damage", flipped > 0, f"{flipped} records")
         self.report.check("flipped bits: found", 0 < found <= flipped, f"{found:g} of {flipped}, the rest was not read")
         self.identical("flipped bits: recomputed, identical", answers)
-        for _ in range(2):  # the first of these recomputes what could not be known in one go
+
+        def again() -> bool:
+            nonlocal answers
             self.daemon.wait_for_writes()
             answers = complete_all(engine.port, [r.tokens for r in self.rows])
             self.identical("flipped bits, afterwards: identical", answers)
+            return [a.cached for a in answers] == [cacheable(len(r.tokens)) for r in self.rows]
+
+        until_all_is_cached(again)
         self.all_cached("flipped bits, afterwards: saved again", answers)
 
     def killed_between_runs(self, engine: Engine) -> None:
@@ -242,7 +250,7 @@ class Main:
         self.daemon.wait_for_writes()
         self.daemon.kill()
         self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(engine)
         answers = [complete(engine.port, r.tokens) for r in self.rows]
         self.identical("daemon killed -9 between runs: identical", answers)
         self.all_cached("daemon killed -9 between runs: the cache is still there", answers)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 DISTRIBUTION = HERE.parent / "python"
+ROOT = HERE.parent.parent
 
 NEWEST, OLDEST = "0.32.0", "0.29.0"
 """The releases of vLLM that are tested with every change. versions.py tries those between, too."""
@@ -27,6 +28,8 @@ OVERRIDES = [
 ]
 TORCHVISION = "torchvision==0.28.0"
 """That of this torch: models that take images need it. They are tested on the newest release alone."""
+_MADE = ("__pycache__", "build", "dist")
+"""What Python and its tools leave in a distribution's directory."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,37 @@ def _alone(cache: Path) -> Iterator[None]:
 
 
 def install_local(env: Environment, name: str, directory: Path) -> None:
-    """Install a distribution of the checkout, as it is now."""
+    """Install a distribution of the checkout, as it is now.
+
+    One that is installed already is left alone: engines of another run may be importing it.
+    """
     with _alone(env.cache):
+        venv = env.python.parent.parent
+        stamp, wanted = venv / f"kvconn-e2e-stamp-{name}", _content(directory)
+        found = venv.glob(f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info")
+        installed = max((path.stat().st_mtime for path in found), default=None)
+        # A checkout that writes no stamp may have installed another since.
+        current = installed is not None and stamp.is_file() and stamp.stat().st_mtime >= installed
+        if current and stamp.read_text() == wanted:
+            return
+        stamp.unlink(missing_ok=True)
         _run(
             *(_uv(env.cache), "pip", "install", "--quiet", "--python", str(env.python)),
             *("--reinstall-package", name, "--refresh-package", name, str(directory)),
         )
+        stamp.write_text(wanted)
+
+
+def _content(directory: Path) -> str:
+    """Return a digest of what a distribution is made of."""
+    found = hashlib.sha256((ROOT / "internal" / "version" / "number.txt").read_bytes())
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        made = any(part.startswith(".") or part in _MADE or part.endswith(".egg-info") for part in name.parts)
+        if path.is_file() and not made:
+            data = path.read_bytes()
+            found.update(f"{name} {len(data)}\n".encode() + data)
+    return found.hexdigest()
 
 
 def install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:
@@ -162,8 +190,7 @@ def model(env: Environment, seed: int, kind: str = "llama") -> Path:
 def build_daemon(directory: Path) -> Path:
     """Build kvconnd from the checkout."""
     binary = directory / "kvconnd"
-    root = HERE.parent.parent
-    subprocess.run(["go", "build", "-o", str(binary), "./cmd/kvconnd"], cwd=root, check=True)
+    subprocess.run(["go", "build", "-o", str(binary), "./cmd/kvconnd"], cwd=ROOT, check=True)
     return binary
 
 

@@ -45,12 +45,13 @@ class Identity:
         mine, other = self._with_adapter("mine", 1), self._with_adapter("other name", 2)
         trained = {"replace": self._weights_of(1)}
         plain = {"cache": False}
+        # Requests wait only a moment for the digest of an adapter that an engine meets: it is met without cache first.
         cases = {
-            "adapter": (lora, [mine, mine, other, mine | plain]),
-            "restarted": (lora, [mine]),
-            "trained again": (lora, [mine | trained, mine, mine | plain]),
+            "adapter": (lora, [mine | plain, mine, mine, other | plain, other, mine | plain]),
+            "restarted": (lora, [mine | plain, mine]),
+            "trained again": (lora, [mine | trained | plain, mine, mine, mine | plain]),
             "trained while running": (lora, [mine | plain, mine | {"replace": self._weights_of(0)}, {}]),
-            "first adapter again": (lora, [mine]),
+            "first adapter again": (lora, [mine | plain, mine]),
             "model": (arguments, [{}, {}, plain]),
             "one tensor changed": (
                 arguments,
@@ -76,11 +77,11 @@ class Identity:
         """Check what each engine had cached, and that it answers as without cache."""
         full = cacheable(LENGTH)
         want = {
-            "adapter": [0, full, full, 0],
-            "restarted": [full],
-            "trained again": [0, full, 0],
+            "adapter": [0, 0, full, 0, full, 0],
+            "restarted": [0, full],
+            "trained again": [0, 0, full, 0],
             "trained while running": [0, 0, 0],
-            "first adapter again": [full],
+            "first adapter again": [0, full],
             "model": [full, full, 0],  # what the engine with adapters has saved without one
             "one tensor changed": [0, full, 0],
         }
@@ -92,10 +93,8 @@ class Identity:
             self.report.check(f"identity: {name}: identical to no cache", same)
         first, again = answers["adapter"][0]["tokens"], answers["trained again"][0]["tokens"]
         base, changed = answers["model"][0]["tokens"], answers["one tensor changed"][0]["tokens"]
-        self.report.equal("identity: restarted: identical", answers["restarted"][0]["tokens"], first)
-        self.report.equal(
-            "identity: first adapter again: identical", answers["first adapter again"][0]["tokens"], first
-        )
+        for name in ("restarted", "first adapter again"):
+            self.report.equal(f"identity: {name}: identical", [a["tokens"] for a in answers[name]], [first] * 2)
         different = len({str(t) for t in (first, again, base, changed)}) == 4
         self.report.check("identity: each adapter and each model answers otherwise", different)
 

@@ -17,8 +17,8 @@ from stage import NO_CACHE, Place
 LENGTHS = (1000, 2000, 1000, 1500)
 UNSEEN = 3
 """The prompt that node B first asks for while the bucket hangs."""
-SETTINGS = ("--prefill-tokens-per-s", "1", "--object-upload-age", "500ms")
-"""Whatever is in the bucket is worth loading, and is uploaded soon."""
+SETTINGS = ("--prefill-tokens-per-s", "1", "--host-bytes", "512MiB", "--object-upload-age", "500ms")
+"""Whatever is in the bucket is worth loading, and is uploaded soon. A bucket that hangs fails a load in time."""
 
 
 class Node(Daemon):
@@ -84,8 +84,8 @@ class ObjectTier:
         engines = [self.engine(node) for node in (a, b)]
         for engine in engines:
             engine.wait()
-        for node in (a, b):
-            node.wait_for_engine()
+        for node, engine in zip((a, b), engines, strict=True):
+            node.wait_for_engine(engine)
         first, second = engines
         self.compute(a, first)
         self.share(b, second)
@@ -131,7 +131,7 @@ class ObjectTier:
         b.terminate()
         self.bucket.kill()
         b.begin()
-        b.wait_for_engine()
+        b.wait_for_engine(engine)
         self.cached_from(b, engine, "disk", "B restarted, the bucket is gone: from its disk", range(len(LENGTHS)))
         said = [*b.lines("WARN", "the bucket does not work"), *b.lines("WARN", "the bucket cannot be used", "remedy=")]
         self.report.check("object: B: its log says what to do", len(said) > 0, said[-1] if said else "")
@@ -142,7 +142,7 @@ class ObjectTier:
         shutil.rmtree(a.store)
         self.bucket.start()
         a.begin()
-        a.wait_for_engine()
+        a.wait_for_engine(engine)
         a.wait_for_news(self.records)
         self.report.equal("object: A, disk wiped: nothing on it", a.records("disk"), 0)
         self.cached_from(a, engine, "object", "A, disk wiped: from the bucket", range(len(LENGTHS)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -30,8 +31,8 @@ from vllm import LLM, SamplingParams
 SOUND_SAMPLES = 32_000
 """Two seconds, 50 tokens."""
 IMAGE_PIXELS = 56
-MAX_IDLE_STEPS = 20_000
-"""An engine that waits for a load takes a thousand steps a second."""
+ABORTED_WITHIN_S = 60.0
+"""By when an aborted request's load has ended."""
 
 
 class Engine:
@@ -87,9 +88,8 @@ class Engine:
         (running,) = scheduler.requests  # the engine's own name of it
         state = scheduler.requests[running].status.name
         engine.abort_request(["aborted"])
-        for _ in range(MAX_IDLE_STEPS):
-            if not scheduler.requests and not scheduler.finished_req_ids:
-                break
+        until = time.monotonic() + ABORTED_WITHIN_S
+        while (scheduler.requests or scheduler.finished_req_ids) and time.monotonic() < until:
             engine.engine_core.engine_core.step_fn()  # type: ignore[attr-defined]
         return {"state": state, "before": before, "after": pool.get_num_free_blocks()}
 
@@ -110,6 +110,18 @@ class Engine:
             core.step_fn()
         return {}
 
+    def linked(self) -> dict[str, Any]:
+        """Say whether the connector can use all its connections to the daemon (`holds`)."""
+        core: Any = self._llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        # Not by way of the core: the connector takes a call that it does not know for an exchange of weights.
+        return {"holds": _linked(core.scheduler.connector) and all(core.model_executor.collective_rpc(_worker_linked))}
+
+    def knows_adapters(self) -> dict[str, Any]:
+        """Say whether the digest of each adapter that was met is known (`holds`). It is made in the background."""
+        connector: Any = self._llm.llm_engine.engine_core.engine_core.scheduler.connector  # type: ignore[attr-defined]
+        side = _tier(connector) or connector._scheduler
+        return {"holds": all(a.scope or a.refused for a in side._adapters._by_name.values())}
+
     def shutdown(self) -> dict[str, Any]:
         """Have the engine end in order; `stop` alone ends its process."""
         self._llm.llm_engine.engine_core.shutdown()
@@ -122,6 +134,30 @@ class Engine:
     def metrics(self) -> dict[str, Any]:
         """Return the values of vLLM's counters."""
         return {m.name: m.value for m in self._llm.get_metrics() if hasattr(m, "value")}
+
+
+def _tier(connector: Any) -> Any:
+    """Return the tier below vLLM's own offloading; None for the direct connector."""
+    return getattr(getattr(connector, "_engine", None), "tier", None)
+
+
+def _linked(connector: Any) -> bool:
+    """Whether a connector can use its connection, with the KV memory registered where it is a worker's."""
+    tier = _tier(connector)
+    client = getattr(tier._side if tier else connector, "_client", None)
+    if client is None:  # below vLLM's own offloading workers have none
+        return True
+    if hasattr(client, "register"):
+        return client._registration() is not None
+    return client._link.connection is not None
+
+
+def _worker_linked(_worker: Any) -> bool:
+    """Do the same in a worker's process, which may be another: it gets this function by its code."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    client = getattr(get_kv_transfer_group(), "_client", None)
+    return client is None or client._registration() is not None
 
 
 def _prompt(request: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from environment import Environment
 
 TIMEOUT_S = 300.0
 """For each command."""
+WAIT_S = 120.0
+"""For what an engine does in the background, and what takes seconds at most when all is well."""
 SETTLED_S = 1.5
 """Files must have been there for longer than this when an engine starts: the connector allows for coarse clocks."""
 
@@ -62,11 +64,28 @@ class Offline:
     def start(
         self, arguments: Mapping[str, Any], connector: str | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Start an engine, with environment variables of its own; one that runs is stopped before."""
+        """Start an engine, with environment variables of its own; one that runs is stopped before.
+
+        With a connector it can use the daemon when this returns: what it is asked then is loaded and saved.
+        """
         self.stop()
         self._runs = True
         loaded = json.loads(connector) if connector else None
         self._engine = int(self.call("start", arguments=arguments, connector=loaded, variables=variables or {})["pid"])
+        if connector:
+            self.wait_for("linked")
+
+    def linked(self) -> bool:
+        """Whether the engine can use all its connections to the daemon."""
+        return bool(self.call("linked")["holds"])
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a command of offline.py says that what it is about holds. Raises EngineError where it does not."""
+        until = time.monotonic() + WAIT_S
+        while not self.call(name)["holds"]:
+            if time.monotonic() > until:
+                raise EngineError(f"not within {WAIT_S:g} s: {name}")
+            time.sleep(0.02)
 
     def kill_engine(self) -> str:
         """Kill the engine that runs, as `kill -9` does. Returns what is said of it."""
@@ -167,5 +186,7 @@ def _rounds(
             fields["lora"] = turn["lora"]
         for tokens in prompts:
             answers += engines.complete([{"tokens": tokens} | fields])
+        if "lora" in turn:  # of one that is new nothing is loaded or saved before its digest is known
+            engines.wait_for("knows_adapters")
     engines.stop()
     return answers

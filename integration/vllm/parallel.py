@@ -60,6 +60,7 @@ class DataParallel(Stage):
         engine = self.engine(self.model, 1)
         engine.start(self.daemon.vllm_config(), prefix_caching=True, data_parallel=RANKS)
         engine.wait()
+        self.daemon.wait_for_engines(engine, RANKS, RANKS)
         engines = [self.daemon.metric(f"kvconn_{name}") for name in ("engines", "ranks")]
         self.report.equal("DP=2: replicas are engines of their own", engines, [RANKS, RANKS])
         first, second = ({"X-data-parallel-rank": str(n)} for n in range(RANKS))
@@ -77,20 +78,18 @@ class DataParallel(Stage):
 
         self.daemon.kill()
         self.daemon.start()
-        self.daemon.wait_for_engines(RANKS, RANKS)
+        self.daemon.wait_for_engines(engine, RANKS, RANKS)
         for name, headers in (("first", first), ("second", second)):
             engine.reset_prefix_cache()
             answers = self.answers(engine, headers=headers)
             self.identical(f"daemon killed -9 and back, the {name}", answers)
             self.all_cached(f"daemon killed -9 and back, the {name}", answers)
 
-        self.damage(every=4, shard=None, ranks=RANKS)
+        self.damage(engine, every=4, shard=None, ranks=RANKS)
         engine.reset_prefix_cache()
         self.identical("flipped bits, recomputed by the first", self.answers(engine, headers=first))
         self.damage_was_found()
-        for _ in range(2):
-            engine.reset_prefix_cache()
-            self.identical("flipped bits, saved again by the first", self.answers(engine, headers=first))
+        self.cached_again("flipped bits, saved again by the first", lambda: self.emptied(engine, headers=first))
         engine.reset_prefix_cache()
         answers = self.answers(engine, headers=second)
         self.identical("flipped bits, loaded by the second", answers)

@@ -7,18 +7,27 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Protocol
 
 from environment import Environment
 from ports import free_port
 
 READY_TIMEOUT_S = 300.0
-RESET_TIMEOUT_S = 30.0
+WAIT_S = 120.0
+"""Bounds waits for what takes seconds at most when all is well, on a machine that stands still at times."""
+SETTINGS = ("--prefill-tokens-per-s", "1", "--load-timeout", "60s", "--host-bytes", "512MiB")
+"""Of a daemon under test. Whatever it has is worth loading beside a prefill of one token a second: what is tested is
+not the price, which a disk that stands still for a second changes. Nor does such a disk make a load fail. And its
+memory, all of which it touches at its start, takes no seconds from engines."""
+_LINK = re.compile(r"[(\[](?:[\d-]+ [\d:]+ ?)?([^)\]]*)[)\]].*kvconn: .*(?: is (connected|back)|until it is back\.)")
+"""A line of vLLM or SGLang about a connection to the daemon: whose it is, and whether it can be used now."""
 
 
 def get(
@@ -36,17 +45,29 @@ def get(
         conn.close()
 
 
+class Linked(Protocol):
+    """An engine with connections to a daemon."""
+
+    def linked(self) -> bool:
+        """Whether it can use all of them: the daemon counts one before the engine does."""
+
+
 class Program:
     """A program in a process group of its own, with its output in a file. Killed at exit."""
+
+    links = 0
+    """How many processes of an engine have a connection to the daemon."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begins = 0
         atexit.register(self.kill)
 
     def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start it."""
         with self.log.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -87,9 +108,21 @@ class Program:
             self._process.send_signal(number)
 
     def lines(self, *words: str) -> list[str]:
-        """Return the log lines that have all the words."""
-        text = self.log.read_text(errors="replace")
+        """Return the log lines that have all the words. A last line may be half written, and is left out."""
+        text, _, _ = self.log.read_text(errors="replace").rpartition("\n")
         return [line for line in text.splitlines() if all(word in line for word in words)]
+
+    def linked(self) -> bool:
+        """Whether an engine can use its connections to the daemon, by the last that each process said of its own.
+
+        To be asked once the daemon has counted them: an engine says that one is lost before it makes another.
+        """
+        with self.log.open("rb") as log:
+            log.seek(self._log_begins)
+            text, _, _ = log.read().decode(errors="replace").rpartition("\n")
+        said = [found for line in text.splitlines() if (found := _LINK.fullmatch(line))]
+        last = {found[1]: found[2] is not None for found in said}
+        return len(last) >= self.links and all(last.values())
 
     def fail_with_log(self, message: str) -> None:
         """Raise, with the end of the log."""
@@ -120,19 +153,14 @@ class Daemon(Program):
     def start(
         self,
         max_bytes: str = "4GiB",
-        settings: Sequence[str] = ("--prefill-tokens-per-s", "1"),
+        settings: Sequence[str] = SETTINGS,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it and wait until it is ready.
-
-        Unless other settings are given, whatever it has is worth loading beside a prefill of one token a second: what
-        is tested is not the price, which a disk that stands still for a second changes. Without env it has this
-        process's own.
-        """
+        """Start it and wait until it is ready. Without env it has this process's own."""
         args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes]
         args += ["--min-free", "0", *settings]  # a machine that runs tests may have a full disk
         self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"], env)
-        until = time.monotonic() + 30
+        until = time.monotonic() + WAIT_S
         while not self.healthy() or not self.socket_path.exists():
             if not self.alive() or time.monotonic() > until:
                 self.fail_with_log("kvconnd is not ready")
@@ -150,15 +178,16 @@ class Daemon(Program):
         lines = text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
-    def wait_for_engine(self, ranks: int = 1) -> None:
+    def wait_for_engine(self, engine: Linked, ranks: int = 1) -> None:
         """Wait until an engine's scheduler and its workers are connected."""
-        self.wait_for_engines(1, ranks)
+        self.wait_for_engines(engine, 1, ranks)
 
-    def wait_for_engines(self, engines: int, ranks: int) -> None:
-        """Wait until the schedulers of that many engines and all their workers are connected."""
+    def wait_for_engines(self, engine: Linked, engines: int, ranks: int) -> None:
+        """Wait until that many schedulers, of one engine or its replicas, and all their workers are connected."""
         self.wait_until(
             lambda: self.metric("kvconn_engines") >= engines and self.metric("kvconn_ranks") >= ranks, "an engine"
         )
+        self.wait_until(engine.linked, "an engine that uses it")
 
     def schedulers(self) -> int:
         """Return how many times a scheduler has connected."""
@@ -172,7 +201,7 @@ class Daemon(Program):
         """Wait until everything that was saved is on disk."""
         self.wait_until(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")
 
-    def wait_until(self, condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
         """Wait until a condition holds. `what` names it for people."""
         until = time.monotonic() + limit_s
         while not condition():
@@ -209,6 +238,9 @@ class Engine(Program):
         command += ["--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"]
         if connector is not None:
             command += ["--kv-transfer-config", connector]
+            # Below vLLM's own offloading only the scheduler has one.
+            tier = "KVConnTieringConnector" in connector
+            self.links = data_parallel * (1 if tier else 1 + tensor_parallel)
         if tensor_parallel > 1:
             command += ["--tensor-parallel-size", str(tensor_parallel), "--distributed-executor-backend", "mp"]
         if data_parallel > 1:
@@ -237,7 +269,7 @@ class Engine(Program):
         said: list[str | None] = json.loads(answer)["results"]
         return said
 
-    def reset_prefix_cache(self, timeout_s: float = RESET_TIMEOUT_S) -> None:
+    def reset_prefix_cache(self, timeout_s: float = WAIT_S) -> None:
         """Forget what is cached in engine memory.
 
         vLLM refuses while requests or transfers hold blocks, and says so in the body alone. Nothing may go on then:

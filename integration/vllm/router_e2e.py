@@ -23,8 +23,8 @@ from router_scene import FIRST_TURN, LATER_TURN, Conversation, Scene
 STAGES = ("turns", "restart", "kill", "data-parallel")
 PAIR_STAGES = {"turns", "restart", "kill"}
 CONVERSATIONS = 4
-KILL_TOKENS = 64
-"""Length of the answers that are cut off by the death of a server."""
+KILL_TOKENS = 256
+"""Length of the answers that are cut off by the death of a server, which must not come after their end."""
 
 
 class RouterEndToEnd(Scene):

@@ -42,6 +42,7 @@ class EventEngine(Engine):
         super().__init__(env, model, log)
         self._variables = env.variables()
         self.model, self.ranks = model, data_parallel
+        self.links = 2 * data_parallel  # a scheduler's and a worker's each
         # vLLM adds the rank's number to both ports.
         first = free_ports(2 * data_parallel)
         self.events, self.replay = f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{first + data_parallel}"
@@ -72,9 +73,9 @@ class EventEngine(Engine):
         self.spawn(command, self._variables)
 
     def wait(self) -> None:
-        """Wait until it serves. Data-parallel ranks start side by side, on the same cores."""
+        """Wait until it serves, and can use the daemon. Data-parallel ranks start side by side, on the same cores."""
         until = time.monotonic() + READY_TIMEOUT_S * self.ranks
-        while not self.healthy():
+        while not (self.healthy() and self.linked()):
             if not self.alive() or time.monotonic() > until:
                 self.fail_with_log("vLLM is not ready")
             time.sleep(0.1)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from processes import SETTINGS
+
 if TYPE_CHECKING:
-    from processes import Daemon
+    from processes import Daemon, Linked
     from report import Report
 
 _PIECES = (1 << 20, 4096)
@@ -58,6 +60,7 @@ class SmallDisk:
 
 def filled_up(
     daemon: Daemon,
+    engine: Linked,
     report: Report,
     at: Path,
     ask: Callable[[str], object],
@@ -76,8 +79,8 @@ def filled_up(
         return
     daemon.terminate()
     store, daemon.store = daemon.store, disk.at / "store"
-    daemon.start(max_bytes=_STORE, settings=("--prefill-tokens-per-s", "1", "--min-free", "0"))
-    daemon.wait_for_engine()
+    daemon.start(max_bytes=_STORE, settings=(*SETTINGS, "--min-free", "0"))
+    daemon.wait_for_engine(engine)
     disk.fill()
     told = _until(
         lambda: daemon.metric("kvconn_dropped_blocks_total") > 0 and not daemon.healthy(), lambda: ask("disk full")
@@ -92,7 +95,7 @@ def filled_up(
     disk.unmount()
     daemon.store = store
     daemon.start()
-    daemon.wait_for_engine()
+    daemon.wait_for_engine(engine)
 
 
 def _until(condition: Callable[[], bool], ask: Callable[[], object]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, prompt
 from damage import flip_bits
 from environment import Environment
-from processes import Daemon, Engine
+from processes import Daemon, Engine, Linked
 from report import Report
 
 NO_CACHE: dict[str, Any] = {"kv_transfer_params": {"kvconn": {"load": False, "save": False}}}
 NO_SAVE: dict[str, Any] = {"kv_transfer_params": {"kvconn": {"save": False}}}
+REPEATS = 6
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Stage:
         self.daemon.wait_for_writes()
         return answers
 
+    def emptied(self, engine: Engine, **fields: Any) -> list[Completion]:
+        """Complete all prompts when the engine has forgotten them."""
+        engine.reset_prefix_cache()
+        return self.answers(engine, **fields)
+
     def refer(self, engine: Engine) -> None:
         """Complete all prompts without cache: what the others are compared with."""
         self.references = self.answers(engine, **NO_CACHE)
@@ -70,13 +76,25 @@ class Stage:
         want = [cacheable(len(p), self.block_size) for p in self.prompts]
         self.report.equal(f"{self.name}: {what}: cached tokens in usage", [a.cached for a in answers], want)
 
-    def damage(self, every: int, shard: int | None, ranks: int) -> None:
+    def cached_again(self, what: str, ask: Callable[[], list[Completion]]) -> None:
+        """Ask until all that was damaged is cached again."""
+        answers: list[Completion] = []
+
+        def asked() -> bool:
+            answers[:] = ask()
+            self.identical(what, answers)
+            return [a.cached for a in answers] == [cacheable(len(p), self.block_size) for p in self.prompts]
+
+        until_all_is_cached(asked)
+        self.all_cached(what, answers)
+
+    def damage(self, engine: Linked, every: int, shard: int | None, ranks: int) -> None:
         """Flip bits in records while the daemon is stopped: it holds what it has read in memory."""
         self.daemon.terminate()
         flipped = flip_bits(self.daemon.store, every, shard)
         self.report.check(f"{self.name}: there were records to damage", flipped > 0, f"{flipped} records")
         self.daemon.start()
-        self.daemon.wait_for_engine(ranks)
+        self.daemon.wait_for_engine(engine, ranks)
 
     def damage_was_found(self) -> None:
         """Check that the daemon has seen damaged records since it was started."""
@@ -88,3 +106,13 @@ class Stage:
         self.report.check(f"{self.name}: the engine is healthy after all that", engine.healthy())
         errors = engine.lines("ERROR")
         self.report.check(f"{self.name}: no error in the engine's log", not errors, "; ".join(errors[:2]))
+
+
+def until_all_is_cached(asked: Callable[[], bool]) -> None:
+    """Have prompts asked until all that was damaged is cached again, a few times at most.
+
+    Each time computes, and saves, what could not be known before: a load ends at the first record that is damaged.
+    """
+    for _ in range(REPEATS):
+        if asked():
+            return

@@ -24,6 +24,7 @@ class TensorParallel(Stage):
         engine = self.engine(self.model, 1)
         engine.start(self.daemon.vllm_config(), prefix_caching=True, tensor_parallel=RANKS)
         engine.wait()
+        self.daemon.wait_for_engine(engine, RANKS)
         self.report.equal("TP=2: ranks registered", self.daemon.metric("kvconn_ranks"), RANKS)
         self.refer(engine)
         engine.reset_prefix_cache()
@@ -36,7 +37,7 @@ class TensorParallel(Stage):
         self.all_cached("cached", answers)
 
         # The second rank's shard is corrupt, then missing, then saved again.
-        self.damage(every=1, shard=SECOND_RANKS_SHARD, ranks=RANKS)
+        self.damage(engine, every=1, shard=SECOND_RANKS_SHARD, ranks=RANKS)
         engine.reset_prefix_cache()
         self.identical("one rank's shard corrupt", self.answers(engine, **NO_SAVE))
         self.damage_was_found()
@@ -48,15 +49,11 @@ class TensorParallel(Stage):
             all(a.cached < n // 2 for a, n in zip(answers, LENGTHS, strict=True)),
             f"cached {[a.cached for a in answers]}",
         )
-        for _ in range(2):
-            engine.reset_prefix_cache()
-            answers = self.answers(engine)
-            self.identical("one rank's shard saved again", answers)
-        self.all_cached("one rank's shard saved again", answers)
+        self.cached_again("one rank's shard saved again", lambda: self.emptied(engine))
 
         self.daemon.kill()
         self.daemon.start()
-        self.daemon.wait_for_engine(RANKS)
+        self.daemon.wait_for_engine(engine, RANKS)
         engine.reset_prefix_cache()
         answers = self.answers(engine)
         self.identical("daemon killed -9 and back", answers)

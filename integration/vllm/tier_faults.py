@@ -41,7 +41,7 @@ def upgraded(tier: Tier, engine: Engine, empty: Callable[[], None]) -> None:
     timer.join()
     tier.report.equal(f"tier: {what}: the old one stops in order", statuses, [0])
     tier.identical(f"{what}: what is loaded meanwhile", answers[: len(tier.prompts)])
-    tier.daemon.wait_for_engine()
+    tier.daemon.wait_for_engine(engine)
     empty()
     again = complete_all(engine.port, fresh)
     saved = [a.tokens for a in answers[len(tier.prompts) :]]
@@ -66,4 +66,4 @@ def disk_full(tier: Tier, engine: Engine, empty: Callable[[], None]) -> None:
         tier.identical("disk with room again, cached", answers)
         tier.all_cached("disk with room again, cached", answers)
 
-    filled_up(tier.daemon, tier.report, tier.place.work / "small-disk-tier", ask, cached, whose="tier: ")
+    filled_up(tier.daemon, engine, tier.report, tier.place.work / "small-disk-tier", ask, cached, whose="tier: ")

@@ -33,7 +33,8 @@ SHORT = (0, 2, 3)
 CHANGED_TENSOR = "model.layers.3.self_attn.k_proj.weight"
 LARGE, TWO_PROMPTS, TINY = 200, 16, 6
 """Sizes of the region, in chunks. A prompt has 7 or 15."""
-PATIENT_S, IMPATIENT_S, FROZEN_S = 20, 2, 4
+PATIENT_S, IMPATIENT_S, FROZEN_S = 20, 10, 25
+"""One that is frozen is frozen for longer than the impatient wait."""
 
 
 class Tier(Stage):
@@ -79,6 +80,7 @@ class Tier(Stage):
         followed = observed.Followed(self.place.env, self.place.work / "kv-events-tier.log")
         engine.start(json.dumps(config), prefix_caching=True, arguments=followed.options)
         engine.wait()
+        self.daemon.wait_for_engine(engine)
         region = Path(f"/dev/shm/vllm_offload_{config['engine_id']}.mmap")  # noqa: S108
         self.report.check("tier: the region's name is gone", not region.exists())
         port = engine.port
@@ -124,7 +126,7 @@ class Tier(Stage):
         engine.reset_prefix_cache()
         self.identical("daemon gone", complete_all(port, self.prompts))
         self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(engine)
         tier_faults.run(self, engine, empty)
         self.aborted(engine, empty)
         self.reset(engine, empty)
@@ -148,7 +150,7 @@ class Tier(Stage):
         if signals[-1][1] == signal.SIGKILL:
             self.daemon.kill()
             self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(engine)
         empty()
         answers = self.answers(engine)
         self.identical(f"{what}, and back", answers)
@@ -205,7 +207,8 @@ class Tier(Stage):
 
     def small_region(self) -> None:
         """Engine and daemon restarted; a region of two prompts; bits flipped; a store that is too small."""
-        self.start(self.connector(TWO_PROMPTS))
+        # A batch of them all: a request waits for the region a while only, and would wait for its turn as well.
+        self.start(self.connector(TWO_PROMPTS), max_num_seqs=8)
         before = self.loaded()
         answers = self.complete(self.prompts)
         self.identical("engine and daemon restarted", answers)
@@ -226,7 +229,7 @@ class Tier(Stage):
             "tier: six prompts wait for a region of two: cached", [a.cached for a in answers], [cacheable(1000)] * 6
         )
 
-        self.damage(every=3, shard=None, ranks=1)
+        self.damage(self.engines, every=3, shard=None, ranks=1)
         self.complete([prompt(self.rng, 10)], **EMPTY)
         self.identical("flipped bits", self.complete(self.prompts))
         self.damage_was_found()
@@ -236,14 +239,14 @@ class Tier(Stage):
         self.daemon.terminate()
         store, self.daemon.store = self.daemon.store, self.place.work / "store-tier-small"
         self.daemon.start(max_bytes="64MiB")
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(self.engines)
         for what in ("a small store", "a small store that is full"):
             self.complete([prompt(self.rng, 10)], **EMPTY)
             self.identical(what, self.complete(self.prompts))
         self.daemon.terminate()
         self.daemon.store = store
         self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(self.engines)
         self.identical("the store before", self.complete(self.prompts))
         self.stop()
 
@@ -267,6 +270,7 @@ class Tier(Stage):
             shutil.copytree(source, directory, dirs_exist_ok=True)
             self.start(self.connector(), enable_lora=True, max_lora_rank=8)
             (cold,) = self.complete(tokens, lora=lora, **NOTHING)
+            self.engines.wait_for("knows_adapters")
             (first,) = self.complete(tokens, lora=lora)
             self.complete([prompt(self.rng, 10)], **EMPTY)
             (again,) = self.complete(tokens, lora=lora)
