@@ -165,7 +165,7 @@ def test_no_connection_is_made_while_the_manifest_is_not_known(
 ) -> None:
     known: list[bytes] = []
     options = Options(
-        socket=str(fake.path), engine="e", manifest=lambda: known[0] if known else None, retry_interval=0.01
+        socket=str(fake.path), engine="e", manifest=lambda: known[0] if known else None, timeout=20, retry_interval=0.01
     )
     scheduler = SchedulerClient(options)
     assert not scheduler.connect()

@@ -254,7 +254,7 @@ def fake(socket_dir: Path) -> Any:
 
 
 def worker_side(fake: FakeDaemon, spec_type: type = FullAttentionSpec) -> tuple[WorkerSide, WorkerClient]:
-    client = WorkerClient(Options(socket=str(fake.path), engine="e", manifest=b"{}"), rank=0)
+    client = WorkerClient(Options(socket=str(fake.path), engine="e", manifest=b"{}", timeout=20), rank=0)
     spec = spec_type(page_size_bytes=64, sliding_window=8)
     placed = SimpleNamespace(layers=["l"], offset=0, layer_stride=256, block_stride=64, host_resident=False)
     config = SimpleNamespace(

@@ -64,7 +64,7 @@ class Engine:
     def __init__(self, fake: Daemon, device: bool) -> None:
         self.fake, self.device = fake, device
         fake.device = device
-        options = Options(socket=str(fake.path), engine="e", manifest=b"{}", retry_interval=0.01)
+        options = Options(socket=str(fake.path), engine="e", manifest=b"{}", timeout=20, retry_interval=0.01)
         self.client = WorkerClient(options, rank=0)
         spec = type("FullAttentionSpec", (SimpleNamespace,), {})(page_size_bytes=64)
         placed = SimpleNamespace(layers=["l"], offset=0, layer_stride=256, block_stride=64, host_resident=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_daemon import HELLO, POLL, FakeDaemon, HangUpError
+from test_client import impatient
 
 from kvconn.client import GroupLayout, KeyedClient, Options, Run
 from kvconn.frames import Op
@@ -81,7 +82,7 @@ def written_late(fake: FakeDaemon) -> tuple[bool, bool]:
         POLL: silent,
     }
     region, adapters = Region(), None
-    client = KeyedClient(Options(str(fake.path), "e", b"{}", timeout=0.2, retry_interval=60.0))
+    client = KeyedClient(Options(str(fake.path), "e", b"{}", timeout=20, retry_interval=60.0))
     assert client.register([region.fd], [GroupLayout(1, [Run(0, 0, 1, 0, ROW, ROW)])])
     rows = Rows(1, CHUNK_TOKENS, [0])
     shown: Any = SimpleNamespace(announces=False, loaded=noted, saved=noted, connected=noted, withdraw=noted)
@@ -90,6 +91,7 @@ def written_late(fake: FakeDaemon) -> tuple[bool, bool]:
     request = side.met("r", Terms())
     assert side.look_up(request, KEY, Keys()) is Answer.HIT
     side.load(1, [KEY], [0], request, Keys())
+    impatient(client, 0.2)  # with polls, which get no answer
     page = fake.fence()
     page[COPIES] = 1  # it has begun to copy, and stands still
     before = any(region.take_reports(side) for _ in range(3))
