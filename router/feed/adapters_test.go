@@ -2,7 +2,6 @@ package feed
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/kvconn/kvconn/store/residency"
@@ -38,38 +37,4 @@ func TestAnAdaptersScopeIsWhatTheStreamSaidLast(t *testing.T) {
 	s.r = again
 	s.tell(hello(1, true))
 	wants("a new stream begins", "a", "", 0)
-}
-
-func TestANameOfTwoContentsInTwoNamespacesStandsForNothing(t *testing.T) {
-	var a adapters
-	v, w := new(view), new(view)
-	a.set(v, "a", "x")
-	a.set(w, "a", "y")
-	if got := a.scope("a"); got != "" || a.count() != 2 {
-		t.Errorf("%q", got)
-	}
-	a.set(w, "a", "x")
-	if got := a.scope("a"); got != "x" {
-		t.Errorf("%q", got)
-	}
-	a.set(v, "a", "")
-	a.set(w, "a", "")
-	if a.count() != 0 || len(a.byName) != 0 {
-		t.Errorf("%+v", &a)
-	}
-}
-
-func TestAdaptersAreBounded(t *testing.T) {
-	var a adapters
-	v := new(view)
-	for i := range maxAdapters + 2 {
-		a.set(v, fmt.Sprint(i), "x")
-	}
-	if a.count() != 0 || a.scope("1") != "" {
-		t.Errorf("%d names", a.count())
-	}
-	a.clear()
-	if a.set(v, "1", "x"); a.scope("1") != "x" {
-		t.Error("nothing is known after a new stream")
-	}
 }

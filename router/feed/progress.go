@@ -8,9 +8,9 @@ package feed
 //	  ┌────────────────────────────────────┐
 //	  │                                    ▼
 //	blank ─────────────► partial ◄─────── whole
-//	  ▲    another batch    │    a replayed  │
-//	  │    is the first     │    batch is    │
-//	  │                     │    malformed   │
+//	  ▲    another batch    │    a batch is  │
+//	  │    is the first     │    unreadable: │
+//	  │                     │    forget      │
 //	  └─────────────────────┴────────────────┘
 //	           forget: it may be wrong
 //
@@ -19,16 +19,22 @@ package feed
 type progress struct {
 	extent  extent
 	doubted bool
-	// next is the number expected, unless blank; sum is the checksum of the batch before it. A batch has its
-	// time in it, so an engine that still has a batch of this sum under that number is the same process.
-	next, sum uint64
-	// torn is set if what a batch said is lost for good: what is known may be wrong.
-	torn bool
-	// heard is the highest number on this connection, if hasHeard; what a replay has brought since may be
-	// ahead of it. had is the highest one that was applied, heard or replayed, if hasHad.
-	heard, had       uint64
-	hasHeard, hasHad bool
+	// next is the number expected, first that of the first batch applied, unless blank; sum is the checksum of the
+	// last one. A batch has its time in it, so an engine that still has a batch of this sum under that number is the
+	// same process. sums are those of the last sumsKept batches, each at its number modulo sumsKept.
+	next, sum, first uint64
+	sums             []uint64
+	// heard is the last batch on this connection, if hasHeard: its number is the highest. What a replay has brought
+	// since may be ahead of it. taken is the last one of these that is applied, if hasTaken.
+	heard, taken       batchID
+	hasHeard, hasTaken bool
 }
+
+// sumsKept is how far a replay may be ahead of what is heard: engines keep 10,000 batches, and the queue has some.
+const sumsKept = 1 << 14
+
+// batchID is the number of a batch and its checksum.
+type batchID struct{ seq, sum uint64 }
 
 type extent uint8
 
@@ -38,39 +44,51 @@ const (
 	whole                 // everything since the engine's start
 )
 
-// sound reports whether what is known is true, without doubt.
-func (p *progress) sound() bool { return !p.doubted && !p.torn }
-
 // connected notes that numbers from now on come over a new connection.
-func (p *progress) connected() { p.hasHeard, p.hasHad, p.doubted = false, false, p.extent != blank }
+func (p *progress) connected() { p.hasHeard, p.hasTaken, p.doubted = false, false, p.extent != blank }
 
 func (p *progress) confirmed() { p.doubted = false }
 
 // forget makes any batch the first one.
-func (p *progress) forget() { p.extent, p.doubted, p.torn = blank, false, false }
+func (p *progress) forget() { p.extent, p.doubted = blank, false }
 
 // nothingPublished notes that the engine has not published anything yet.
 func (p *progress) nothingPublished() { p.extent, p.doubted, p.next = whole, false, 0 }
 
-// malformed notes that what a batch said is lost for good.
-func (p *progress) malformed() { p.extent, p.torn = partial, true }
+// unreadable forgets what is known: what a batch said is lost for good. What follows it is known to follow.
+func (p *progress) unreadable(seq, sum uint64) {
+	p.forget()
+	p.applied(seq, sum)
+	p.extent = partial
+}
 
 // applied notes that the batch of that number and checksum, and all before it, are applied.
 func (p *progress) applied(seq, sum uint64) {
 	if p.extent == blank {
-		p.extent = partial
+		p.extent, p.first = partial, seq
 		if seq == 0 {
 			p.extent = whole
 		}
 	}
-	p.next, p.sum, p.doubted = seq+1, sum, false
-	if !p.hasHad || seq > p.had {
-		p.had, p.hasHad = seq, true
+	if p.sums == nil {
+		p.sums = make([]uint64, sumsKept)
 	}
+	p.sums[seq%sumsKept] = sum
+	p.next, p.sum, p.doubted = seq+1, sum, false
 }
 
-// lacks reports whether a batch that was applied on this connection is not known now.
-func (p *progress) lacks() bool { return p.hasHad && !p.has(p.had) }
+// took notes that the last batch heard is applied.
+func (p *progress) took() { p.taken, p.hasTaken = p.heard, true }
+
+// lacks reports whether a batch is not known that was heard and applied, or was published before the last one heard.
+func (p *progress) lacks() bool {
+	return p.hasTaken && !p.has(p.taken.seq) || p.hasHeard && p.heard.seq > 0 && !p.has(p.heard.seq-1)
+}
+
+// contradicts reports whether another batch was applied under that number, or it is so old that it must have been.
+func (p *progress) contradicts(b batchID) bool {
+	return p.has(b.seq) && b.seq >= p.first && (p.next-b.seq > sumsKept || p.sums[b.seq%sumsKept] != b.sum)
+}
 
 // has reports whether the batch of that number is applied.
 func (p *progress) has(seq uint64) bool { return p.extent != blank && seq < p.next }
@@ -91,14 +109,14 @@ const (
 	restarted         // the engine counts from 0 again
 )
 
-func (p *progress) judge(seq uint64) verdict {
-	repeated, backwards := p.hasHeard && seq == p.heard, p.hasHeard && seq < p.heard
-	p.heard, p.hasHeard = seq, true
+func (p *progress) judge(seq, sum uint64) verdict {
+	last, known, b := p.heard, p.hasHeard, batchID{seq, sum}
+	p.heard, p.hasHeard = b, true
 	switch {
-	case repeated:
+	case known && b == last:
 		return duplicate
-	case backwards:
-		p.hasHad = false
+	case known && seq <= last.seq, p.contradicts(b):
+		p.hasTaken = false
 		return restarted
 	case p.extent == blank && seq > 0:
 		return gap

@@ -32,15 +32,13 @@ type Rank struct {
 	// refused is why the rank's events cannot be used, nil if they can.
 	refused error
 	logged  bool // that there is no connection
-	// cleared and malformed are lines that could come with each batch.
-	cleared, malformed rarely
+	// Lines that could come with each batch.
+	cleared, malformed, refusal rarely
 	// lostAt is when the connection was lost, zero while there is one and once the block size was told.
 	lostAt      time.Time
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
-	orphans uint64
-	// awaited is the batch that showed a gap, while a replay is to bring it.
-	awaited   *frame
+	orphans   uint64
 	replaying bool
 	said      int // the block size that the router was told last
 	stats     RankStats
@@ -143,15 +141,17 @@ func (f *Rank) disconnected(err error) {
 }
 
 func (f *Rank) live(ctx context.Context, b *frame) {
-	switch f.progress.judge(b.seq) {
+	sum := xxh3.Hash(b.payload())
+	switch f.progress.judge(b.seq, sum) {
 	case duplicate:
 		f.stats.Duplicates++
+		f.progress.took()
 		return
 	case gap:
 		if f.progress.extent != blank {
 			f.stats.Gaps++
 		}
-		f.missing(ctx, b)
+		f.missing(ctx)
 	case restarted:
 		f.stats.Restarts++
 		f.resync(errOtherProcess.Error())
@@ -159,6 +159,7 @@ func (f *Rank) live(ctx context.Context, b *frame) {
 			f.repair.bad.why = errOtherProcess // not at once: two engines on one endpoint would do so all the time
 		}
 	}
+	defer f.progress.took()
 	if f.progress.has(b.seq) { // the replay brought it
 		return
 	}
@@ -166,23 +167,15 @@ func (f *Rank) live(ctx context.Context, b *frame) {
 		f.resync(errReplayShort.Error())
 		f.repair.replayFailed(errReplayShort, time.Now()) // a later one may have all
 	}
-	err := f.apply(b.seq, b.payload())
+	f.apply(b.seq, sum, b.payload())
 	if f.progress.extent == whole { // it was the first one
 		f.repair.replayed(true)
 	}
-	if errors.Is(err, event.ErrMalformed) {
-		if times := f.malformed.due(time.Now()); times > 0 {
-			f.log.Warn("a batch of KV events is malformed", "seq", b.seq, "error", err, "times", times)
-		}
-		f.repair.bad.why = err
-	}
 }
 
-// missing has what was published before a batch replayed, or forgets what is known. If the rank is to be rebuilt in a
+// missing has what was published before the last batch replayed, or forgets what is known. If the rank is to be rebuilt in a
 // while for what was wrong before, that will do: it is not rebuilt more often than that.
-func (f *Rank) missing(ctx context.Context, b *frame) {
-	f.awaited = b
-	defer func() { f.awaited = nil }()
+func (f *Rank) missing(ctx context.Context) {
 	pending := f.repair.bad.why
 	if pending == nil && f.recover(ctx, "") {
 		return
@@ -193,11 +186,13 @@ func (f *Rank) missing(ctx context.Context, b *frame) {
 	}
 }
 
-func (f *Rank) apply(seq uint64, payload []byte) error {
-	f.progress.applied(seq, xxh3.Hash(payload))
+// apply applies the next batch. If it is malformed, what it said is lost, and all is forgotten that it could have
+// removed: a replay would bring no other.
+func (f *Rank) apply(seq, sum uint64, payload []byte) {
+	f.progress.applied(seq, sum)
 	f.stats.LastSeq = int64(seq)
 	if f.refused != nil {
-		return nil
+		return
 	}
 	before := f.ingest.stats
 	b, err := f.ingest.Batch(payload)
@@ -208,12 +203,21 @@ func (f *Rank) apply(seq uint64, payload []byte) error {
 	if b.HasRank {
 		f.stats.EngineRank = b.Rank
 	}
-	if errors.Is(err, ErrBlockSize) {
+	switch {
+	case errors.Is(err, ErrBlockSize):
 		f.ingest.Clear()
 		f.refused = err
-		f.log.Error("the engine's KV events are refused: no prefix would ever match", "error", err)
+		if times := f.refusal.due(time.Now()); times > 0 {
+			f.log.Error("the engine's KV events are refused: no prefix would ever match", "error", err, "times", times)
+		}
+	case errors.Is(err, event.ErrMalformed):
+		if times := f.malformed.due(time.Now()); times > 0 {
+			f.log.Warn("a batch of KV events is malformed", "seq", seq, "error", err, "times", times)
+		}
+		f.resync("a batch is malformed")
+		f.progress.unreadable(seq, sum)
+		f.stats.LastSeq = int64(seq)
 	}
-	return err
 }
 
 // learn tells the router the block size that the engine says, and reports whether that is now what to expect, which it was
@@ -277,7 +281,9 @@ func (f *Rank) settle(ctx context.Context) {
 		f.repair.bad.why = fmt.Errorf("%d events with unknown parents", n)
 	}
 	if f.reader.connected.Load() {
-		if why, bad := f.repair.due(time.Now()); why != nil && !f.recover(ctx, why.Error()) && bad {
+		why, bad := f.repair.due(time.Now())
+		// What is known of another process is true, if little.
+		if why != nil && !f.recover(ctx, why.Error()) && bad && !errors.Is(why, errOtherProcess) {
 			f.resync(why.Error())
 		}
 	}
@@ -294,7 +300,7 @@ func (f *Rank) state() State {
 		return StateRefused
 	case !f.reader.connected.Load():
 		return StateConnecting
-	case !f.progress.sound() || f.repair.why() != nil || f.replaying:
+	case f.progress.doubted || f.repair.why() != nil || f.replaying:
 		return StateStale
 	case f.progress.extent == whole:
 		return StateSynced
@@ -304,17 +310,20 @@ func (f *Rank) state() State {
 
 // trouble says what is wrong, if anything is.
 func (f *Rank) trouble() string {
-	switch why := f.repair.why(); {
+	why := f.repair.why()
+	switch {
 	case f.refused != nil:
 		return f.refused.Error()
-	case f.stats.Error != "" || f.stats.State != StateStale:
+	case f.stats.State == StateSynced || f.stats.State == StatePartial:
+		return ""
+	case f.stats.Error != "":
 		return f.stats.Error
 	case why != nil:
 		return why.Error()
 	case f.replaying:
 		return "the engine's KV events are being replayed"
 	}
-	return "a batch that was replayed is malformed"
+	return ""
 }
 
 func (f *Rank) publishStats() {

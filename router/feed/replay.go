@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/kvconn/kvconn/internal/backoff"
 	"github.com/kvconn/kvconn/internal/zmtp"
-	"github.com/kvconn/kvconn/router/event"
 )
 
 // maxReplayBatches bounds one replay; engines keep 10,000.
@@ -58,15 +58,31 @@ func (f *Rank) recover(ctx context.Context, rebuild string) bool {
 // replay reports whether it has brought all that the engine has. If it fails in the middle, nothing is known
 // afterwards: what was removed by the batches that it lacks would count as held.
 func (f *Rank) replay(ctx context.Context, rebuild string) (full bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, f.opts.ReplayMax)
+	defer cancel()
 	before := f.stats.ReplayedBatches
 	full, err = f.replayRest(ctx, rebuild)
-	if err == nil && f.progress.lacks() {
-		err = errReplayShort
+	// Engines drop batches of a replay that is not read as fast as it is sent, so what is missing is asked for again.
+	for brought := before; ; {
+		if err == nil && f.progress.lacks() {
+			err = errReplayShort
+		}
+		if !resumable(err) || f.stats.ReplayedBatches == brought {
+			break
+		}
+		brought = f.stats.ReplayedBatches
+		last, _ := f.progress.last()
+		err = f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAfter(c, last) })
 	}
 	if err != nil && f.stats.ReplayedBatches != before {
 		f.resync("the replay broke off")
 	}
 	return full, err
+}
+
+// resumable reports whether a replay that failed may go on after its last batch.
+func resumable(err error) bool {
+	return err != nil && !errors.Is(err, errOtherProcess) && !errors.Is(err, errReplayOther)
 }
 
 // replayRest replays what follows the last batch, or else everything.
@@ -82,13 +98,16 @@ func (f *Rank) replayRest(ctx context.Context, rebuild string) (full bool, err e
 	if rebuild == "" {
 		rebuild = "the replay begins with the first batch"
 	}
-	// On another connection: the refused replay may still be arriving on that one.
+	// On connections of their own: what is left of one replay may still be arriving.
+	if f.progress.hasTaken {
+		if err := f.withReplay(ctx, f.probe); err != nil {
+			return false, err
+		}
+	}
 	return true, f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAll(c, rebuild) })
 }
 
 func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
-	ctx, cancel := context.WithTimeout(ctx, f.opts.ReplayMax)
-	defer cancel()
 	c, err := zmtp.DialDealer(ctx, f.replayEndpoint)
 	if err != nil {
 		return err
@@ -125,6 +144,20 @@ func (f *Rank) replayAfter(c *zmtp.Conn, last uint64) error {
 	return err
 }
 
+// probe fails if the engine whose replays they are is not the one that is heard: then nothing that is known is worth
+// clearing for them.
+func (f *Rank) probe(c *zmtp.Conn) error {
+	want, found := f.progress.taken, errReplayShort
+	err := c.Replay(want.seq, replayTimeout, func(seq uint64, payload []byte) bool {
+		found = nil
+		if seq < want.seq || seq == want.seq && xxh3.Hash(payload) != want.sum {
+			found = errReplayOther
+		}
+		return false
+	})
+	return cmp.Or(err, found)
+}
+
 // replayAll replays all that the engine has. The rank is cleared once the first batch is there: an engine that keeps
 // none, or does not answer, costs nothing that is known.
 func (f *Rank) replayAll(c *zmtp.Conn, why string) error {
@@ -147,18 +180,17 @@ func (f *Rank) replayAll(c *zmtp.Conn, why string) error {
 	return nil
 }
 
-// replayed applies a replayed batch. One that is malformed would be so again: the rank stays incomplete.
+// replayed applies a replayed batch.
 func (f *Rank) replayed(seq uint64, payload []byte) error {
 	if f.progress.has(seq) || f.progress.misses(seq) {
 		return fmt.Errorf("%w: batch %d, want %d", errReplayOrder, seq, f.progress.next)
 	}
-	if f.awaited != nil && seq == f.awaited.seq && xxh3.Hash(payload) != xxh3.Hash(f.awaited.payload()) {
+	sum := xxh3.Hash(payload)
+	if f.progress.hasHeard && seq == f.progress.heard.seq && sum != f.progress.heard.sum {
 		return errReplayOther
 	}
 	f.stats.ReplayedBatches++
-	if err := f.apply(seq, payload); errors.Is(err, event.ErrMalformed) {
-		f.progress.malformed()
-	}
+	f.apply(seq, sum, payload)
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/router/feed/adapters"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -40,7 +41,7 @@ type Residency struct {
 	ended bool
 	stats ResidencyStats
 	// adapters has its own lock.
-	adapters adapters
+	adapters adapters.Table[*view]
 }
 
 // NewResidency makes a feed that writes to index.
@@ -95,7 +96,7 @@ func (f *Residency) Stats() ResidencyStats {
 		s.Dropped += v.dropped
 		s.Refused += v.refused
 	}
-	s.Adapters = f.adapters.count()
+	s.Adapters = f.adapters.Count()
 	return s
 }
 
@@ -164,7 +165,7 @@ func (f *Residency) forgetLocked() {
 		f.stats.Refused += v.refused
 	}
 	f.views = nil
-	f.adapters.clear()
+	f.adapters.Clear()
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
 }
 

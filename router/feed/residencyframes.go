@@ -40,7 +40,7 @@ func (f *Residency) begin(h residency.Hello) error {
 	f.stats.Connects++
 	f.stats.Connected, f.stats.Error = true, ""
 	f.numbers = make(map[uint32]*view)
-	f.adapters.clear() // the stream tells them all again
+	f.adapters.Clear() // the stream tells them all again
 	if h.Resumed {
 		f.stats.Resumed++
 		f.stats.State = StateSynced
@@ -152,4 +152,21 @@ func (f *Residency) loaded() {
 	f.tellSizes()
 	f.stats.Snapshots++
 	f.stats.State = StateSynced
+}
+
+// AdapterScope is the LoRA of the scope (connector.Scope) that the store has the blocks of prompts with an adapter under; empty
+// if that is not known. Engines and their KV events go by the adapter's name, stores by its content. It may be called from
+// any goroutine, and does not wait for the stream.
+func (f *Residency) AdapterScope(name string) string { return f.adapters.Scope(name) }
+
+// adapter notes what an adapter's name stands for. The caller holds mu.
+func (f *Residency) adapter(a *residency.Adapter) error {
+	v, known := f.numbers[a.Namespace]
+	switch {
+	case !known:
+		return fmt.Errorf("%w: an adapter of a namespace that was not described", residency.ErrMalformed)
+	case v != nil:
+		f.adapters.Set(v, a.Name, a.Scope)
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ It prints "ready PORT REPLAY_PORT". Commands, each answered by "done":
 
     pub SEQ HEX     publish a batch and keep it for replays
     drop SEQ HEX    only keep it, as if the network had lost it
+    fill N HEX      keep this batch under the numbers from 0 to N-1
     forget          forget what was kept
     old | new       reply to replays in the older form of 3 frames, or the newer of 4
     rebind          close the PUB socket and open it again on the same port, as a restart does
@@ -49,6 +50,8 @@ def command(words: list[str]) -> None:
         kept.append((seq, payload))
         if name == "pub":
             pub.send_multipart([b"kv", struct.pack(">Q", seq), payload])
+    elif name == "fill":
+        kept.extend((seq, bytes.fromhex(words[2])) for seq in range(int(words[1])))
     elif name == "forget":
         kept.clear()
     elif name in ("old", "new"):
