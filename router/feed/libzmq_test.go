@@ -211,16 +211,26 @@ func TestAReplayThatIsTooShortRebuildsTheRank(t *testing.T) {
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 2, 3)...)
 }
 
+// slowIndex takes its time, as a large one does.
+type slowIndex struct {
+	*memIndex
+	calls int
+}
+
+func (x *slowIndex) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
+	if x.calls++; x.calls%10 == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	return x.memIndex.Stored(h, parent, hasParent, ids, keys)
+}
+
 // An engine's socket drops batches of a replay that is not read as fast as it is sent: libzmq keeps 1,000 for a peer.
 func TestALongReplayIsBroughtWhole(t *testing.T) {
 	e := startLibzmq(t)
-	many := make([]uint64, 100)
-	for i := range many {
-		many[i] = uint64(i + 1)
-	}
-	const batches = 10_000
-	e.do("fill", strconv.Itoa(batches), hex.EncodeToString(eventBatch(storedEvent(0, many), removedEvent(many...))))
-	f := follow(t, testRankOptions(e, true), newMemIndex())
+	const batches = 2500
+	large := field("extra", strings.Repeat("x", 5000))
+	e.do("fill", strconv.Itoa(batches), hex.EncodeToString(eventBatch(storedEvent(0, []uint64{1}, large))))
+	f := follow(t, testRankOptions(e, true), &slowIndex{memIndex: newMemIndex()})
 	wait.For(t, "a synced rank", func() bool { s := f.Stats(); return s.State == StateSynced && s.LastSeq == batches-1 })
 	if s := f.Stats(); s.ReplayedBatches != batches {
 		t.Errorf("it began again: %+v", s)
