@@ -53,7 +53,7 @@ func (p *progress) confirmed() { p.doubted = false }
 func (p *progress) forget() { p.extent, p.doubted = blank, false }
 
 // nothingPublished notes that the engine has not published anything yet.
-func (p *progress) nothingPublished() { p.extent, p.doubted, p.next = whole, false, 0 }
+func (p *progress) nothingPublished() { p.extent, p.doubted, p.next, p.first = whole, false, 0, 0 }
 
 // unreadable forgets what is known: what a batch said is lost for good. What follows it is known to follow.
 func (p *progress) unreadable(seq, sum uint64) {

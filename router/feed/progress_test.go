@@ -155,6 +155,18 @@ func TestAReplayThatBringsLessThanWasHeardIsKnown(t *testing.T) {
 	}
 }
 
+// A process that has published nothing yet has no number that the one before it had.
+func TestNothingIsLeftOfAProcessBefore(t *testing.T) {
+	var p progress
+	p.applied(5000, 0)
+	p.forget()
+	p.nothingPublished()
+	p.applied(0, 7)
+	if got := p.judge(0, 8); got != restarted {
+		t.Errorf("another batch 0: verdict %d", got)
+	}
+}
+
 // A replay may be ahead of what is heard. If it has other batches there, it is another process's.
 func TestABatchIsComparedWithTheReplayedOneOfItsNumber(t *testing.T) {
 	replayed := func(first uint64) *progress {

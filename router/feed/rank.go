@@ -163,10 +163,6 @@ func (f *Rank) live(ctx context.Context, b *frame) {
 	if f.progress.has(b.seq) { // the replay brought it
 		return
 	}
-	if f.progress.misses(b.seq) {
-		f.resync(errReplayShort.Error())
-		f.repair.replayFailed(errReplayShort, time.Now()) // a later one may have all
-	}
 	f.apply(b.seq, sum, b.payload())
 	if f.progress.extent == whole { // it was the first one
 		f.repair.replayed(true)
