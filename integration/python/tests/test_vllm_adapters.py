@@ -279,6 +279,7 @@ def test_too_many_names_are_not_remembered(tmp_path: Path, monkeypatch: pytest.M
 def test_a_request_does_not_wait_for_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[object] = []
     monkeypatch.setattr(Adapters, "_hash_all", lambda self: hashed.append(self._unhashed.get()))
+    monkeypatch.setattr(adapters_module, "_PATIENCE_S", 60.0)
     of = known()
     assert of.scope(request(adapter(tmp_path / "a"))) is None
     assert of._by_name["a"].refused == ""
