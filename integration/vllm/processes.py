@@ -24,8 +24,8 @@ WAIT_S = 120.0
 """Bounds waits for what takes seconds at most when all is well, on a machine that stands still at times."""
 SETTINGS = ("--prefill-tokens-per-s", "1", "--load-timeout", "60s", "--host-bytes", "512MiB")
 """Of a daemon under test. Whatever it has is worth loading beside a prefill of one token a second: what is tested is
-not the price, which a disk that stands still for a second changes. Nor does such a disk make a load fail. And its
-memory, all of which it touches at its start, takes no seconds from engines."""
+not the price, which a disk that stands still for a second changes. Nor does such a disk make a load fail. It touches
+all of its host tier at start, so that is kept small: engines want the processor then."""
 _LINK = re.compile(r"[(\[](?:[\d-]+ [\d:]+ ?)?([^)\]]*)[)\]].*kvconn: .*(?: is (connected|back)|until it is back\.)")
 """A line of vLLM or SGLang about a connection to the daemon: whose it is, and whether it can be used now."""
 

@@ -4,6 +4,8 @@ package backoff
 import (
 	"context"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/sleep"
 )
 
 // Backoff is a wait that doubles from Least to Most while what it is for goes on failing. It is not for use by several
@@ -33,19 +35,4 @@ func (b *Backoff) Take() time.Duration {
 }
 
 // Wait waits for what Take returns, and reports false if ctx ends first.
-func (b *Backoff) Wait(ctx context.Context) bool { return Sleep(ctx, b.Take()) }
-
-// Sleep waits for d, and reports false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func (b *Backoff) Wait(ctx context.Context) bool { return sleep.For(ctx, b.Take(), nil) }

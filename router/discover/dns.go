@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/internal/sleep"
 )
 
 // Resolver finds the addresses of a name; network is "ip4" or "ip6". [net.Resolver] is one.
@@ -52,7 +52,7 @@ func watchDNS(ctx context.Context, s *Source, resolver Resolver, to sink) {
 			unknownSince = time.Time{}
 			to.failed(err)
 		}
-		if !backoff.Sleep(ctx, time.Duration(s.Interval)) {
+		if !sleep.For(ctx, time.Duration(s.Interval), nil) {
 			return
 		}
 	}

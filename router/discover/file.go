@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -45,7 +45,7 @@ func watchFile(ctx context.Context, s *Source, to sink) {
 		if err != nil {
 			to.failed(err)
 		}
-		if !backoff.Sleep(ctx, time.Duration(s.Interval)) {
+		if !sleep.For(ctx, time.Duration(s.Interval), nil) {
 			return
 		}
 	}
@@ -54,7 +54,7 @@ func watchFile(ctx context.Context, s *Source, to sink) {
 // settled returns a file's content once two readings are the same.
 func settled(ctx context.Context, path string, b []byte) ([]byte, error) {
 	for {
-		if !backoff.Sleep(ctx, settle) {
+		if !sleep.For(ctx, settle, nil) {
 			return nil, ctx.Err()
 		}
 		again, err := readBounded(path)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/internal/sleep"
 )
 
 // services joins what is known of a service of engines and of that of the nodes' daemons.
@@ -41,7 +41,7 @@ func watchService(ctx context.Context, s *Source, cluster *Cluster, to sink) {
 			break
 		}
 		to.failed(err)
-		if !backoff.Sleep(ctx, cluster.Pause) {
+		if !sleep.For(ctx, cluster.Pause, nil) {
 			return
 		}
 	}

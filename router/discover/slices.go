@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/internal/sleep"
 )
 
 // endpointSlice is what is used of an EndpointSlice (discovery.k8s.io/v1).
@@ -93,7 +93,7 @@ func (f *follower) follow(ctx context.Context, changed func(), failed func(error
 		if err == nil || time.Since(start) > maxPause { // a watch ended in its time, or had worked
 			pause = f.cluster.Pause
 		}
-		if !backoff.Sleep(ctx, pause) {
+		if !sleep.For(ctx, pause, nil) {
 			return
 		}
 		if err != nil {

@@ -24,8 +24,8 @@ type doubtful struct {
 	x    *memIndex
 }
 
-// followDoubtful follows one whose replays come over the listener; nil is none.
-func followDoubtful(t *testing.T, replay net.Listener, change func(*RankOptions)) *doubtful {
+// newDoubtful makes one whose replays come over the listener; nil is none.
+func newDoubtful(t *testing.T, replay net.Listener) *doubtful {
 	t.Helper()
 	e := &ownEngine{history: zmtp.NewHistory(), pub: zmtp.NewPublisher(listen(t), slog.New(slog.DiscardHandler))}
 	background(t, e.pub.Run)
@@ -33,11 +33,17 @@ func followDoubtful(t *testing.T, replay net.Listener, change func(*RankOptions)
 		e.replay = zmtp.NewReplayServer(replay, e.history, slog.New(slog.DiscardHandler))
 		background(t, e.replay.Run)
 	}
-	o := e.options()
+	return &doubtful{ownEngine: e, t: t, x: newMemIndex()}
+}
+
+// followDoubtful makes one and follows it.
+func followDoubtful(t *testing.T, replay net.Listener, change func(*RankOptions)) *doubtful {
+	t.Helper()
+	d := newDoubtful(t, replay)
+	o := d.options()
 	if change != nil {
 		change(&o)
 	}
-	d := &doubtful{ownEngine: e, t: t, x: newMemIndex()}
 	d.rank = follow(t, o, d.x)
 	return d
 }
@@ -140,15 +146,11 @@ func TestAReplayOfAnotherEngineIsNotBelieved(t *testing.T) {
 
 // At a connection nothing is heard yet that a replay could be compared with. It is, with what comes.
 func TestAReplayOfAnotherEngineIsNotBelievedForLong(t *testing.T) {
-	e := &ownEngine{history: zmtp.NewHistory(), pub: zmtp.NewPublisher(listen(t), slog.New(slog.DiscardHandler))}
-	e.replay = zmtp.NewReplayServer(listen(t), e.history, slog.New(slog.DiscardHandler))
+	d := newDoubtful(t, listen(t))
 	for n := range uint64(10) {
-		e.history.Append([]byte("kv"), eventBatch(storedEvent(0, []uint64{100 + n})))
+		d.history.Append([]byte("kv"), eventBatch(storedEvent(0, []uint64{100 + n})))
 	}
-	background(t, e.pub.Run)
-	background(t, e.replay.Run)
-	d := &doubtful{ownEngine: e, t: t, x: newMemIndex()}
-	d.rank = follow(t, e.options(), d.x)
+	d.rank = follow(t, d.options(), d.x)
 	d.heard(9)
 	d.first(3, eventBatch(storedEvent(0, []uint64{1})))
 	d.publish(4, storedEvent(0, []uint64{2}))

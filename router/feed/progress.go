@@ -19,11 +19,11 @@ package feed
 type progress struct {
 	extent  extent
 	doubted bool
-	// next is the number expected, first that of the first batch applied, unless blank; sum is the checksum of the
-	// last one. A batch has its time in it, so an engine that still has a batch of this sum under that number is the
-	// same process. sums are those of the last sumsKept batches, each at its number modulo sumsKept.
-	next, sum, first uint64
-	sums             []uint64
+	// next is the number expected, first that of the first batch applied, unless blank. sums are the checksums of the
+	// last sumsKept batches, each at its number modulo sumsKept. A batch has its time in it, so an engine that still has
+	// the last batch of that sum under that number is the same process.
+	next, first uint64
+	sums        []uint64
 	// heard is the last batch on this connection, if hasHeard: its number is the highest. What a replay has brought
 	// since may be ahead of it. taken is the last one of these that is applied, if hasTaken.
 	heard, taken       batchID
@@ -74,7 +74,7 @@ func (p *progress) applied(seq, sum uint64) {
 		p.sums = make([]uint64, sumsKept)
 	}
 	p.sums[seq%sumsKept] = sum
-	p.next, p.sum, p.doubted = seq+1, sum, false
+	p.next, p.doubted = seq+1, false
 }
 
 // took notes that the last batch heard is applied.
@@ -96,8 +96,14 @@ func (p *progress) has(seq uint64) bool { return p.extent != blank && seq < p.ne
 // misses reports whether batches before that number are missing.
 func (p *progress) misses(seq uint64) bool { return p.extent != blank && seq > p.next }
 
-// last is the number of the last batch applied, if there is one.
-func (p *progress) last() (seq uint64, ok bool) { return p.next - 1, p.extent != blank && p.next > 0 }
+// last is the last batch applied, if there is one.
+func (p *progress) last() (b batchID, ok bool) {
+	if p.extent == blank || p.next == 0 {
+		return batchID{}, false
+	}
+	seq := p.next - 1
+	return batchID{seq, p.sums[seq%sumsKept]}, true
+}
 
 // verdict is what a batch's number says.
 type verdict uint8

@@ -9,7 +9,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/kvconn/kvconn/internal/backoff"
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
@@ -32,7 +32,7 @@ var (
 // as before, or nothing if a part was replayed, the caller resyncs if it knows of missing batches, and another replay
 // is due.
 func (f *Rank) recover(ctx context.Context, rebuild string) bool {
-	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !backoff.Sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
+	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !sleep.For(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt), nil) {
 		return false
 	}
 	f.replaying = true
@@ -121,16 +121,16 @@ func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error 
 }
 
 // replayAfter replays what follows batch last, which the engine must still have as it was.
-func (f *Rank) replayAfter(c *zmtp.Conn, last uint64) error {
+func (f *Rank) replayAfter(c *zmtp.Conn, last batchID) error {
 	begun := false
-	err := f.replayFrom(c, last, func(seq uint64, payload []byte) error {
+	err := f.replayFrom(c, last.seq, func(seq uint64, payload []byte) error {
 		switch {
 		case begun:
-		case seq == last && xxh3.Hash(payload) == f.progress.sum:
+		case batchID{seq, xxh3.Hash(payload)} == last:
 			begun = true
 			f.progress.confirmed()
 			return nil
-		case seq > last: // the engine has forgotten the batch: all it still has is what comes now
+		case seq > last.seq: // the engine has forgotten the batch: all it still has is what comes now
 			begun = true
 			f.resync("the engine's replay does not reach back far enough")
 		default:

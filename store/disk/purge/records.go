@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/chains"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -86,7 +87,7 @@ func (p *Purges) Records(ctx context.Context, namespace uint16, records []chains
 			return removed, fmt.Errorf("purge: %w", err)
 		}
 		if records = s.kept; len(records) > 0 {
-			sleep(ctx, min(pause, time.Until(end)))
+			sleep.For(ctx, min(pause, time.Until(end)), nil)
 		}
 	}
 	if ctx.Err() != nil {
@@ -96,13 +97,4 @@ func (p *Purges) Records(ctx context.Context, namespace uint16, records []chains
 		return removed, fmt.Errorf("purge: %w", err)
 	}
 	return removed, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

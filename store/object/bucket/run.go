@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/kvconn/kvconn/store/object/sleep"
+	"github.com/kvconn/kvconn/internal/sleep"
 )
 
 const (

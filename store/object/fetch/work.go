@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
-	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (

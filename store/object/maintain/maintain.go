@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/catalog"
 	"github.com/kvconn/kvconn/store/object/codec"
@@ -18,7 +19,6 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/outbox"
-	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/object/steward"
 	"github.com/kvconn/kvconn/store/record"
 	"github.com/kvconn/kvconn/store/seal"

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store/object/format"
-	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 // Outbox is what one writer has to tell. It is safe for concurrent use. Only [Outbox.Run] and

@@ -11,11 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/codec"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
-	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/seal"
 )
 

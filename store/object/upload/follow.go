@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/sleep"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (

@@ -1,4 +1,4 @@
-// Package sleep waits for the parts of the object tier.
+// Package sleep waits for what goes on until a context ends.
 package sleep
 
 import (
